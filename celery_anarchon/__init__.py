@@ -1,0 +1,46 @@
+"""celery-anarchon: a Celery beat scheduler for any number of beats, with exactly one dispatch per schedule slot.
+
+Public names are loaded when first asked for: importing the package imports neither Celery nor a store's driver.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Anarchon": "celery_anarchon.app",
+    "Scheduler": "celery_anarchon.scheduler",
+    "every": "celery_anarchon.schedules",
+    "cron": "celery_anarchon.schedules",
+    "at": "celery_anarchon.schedules",
+    "run_id": "celery_anarchon.app",
+    "Run": "celery_anarchon.model",
+    "RunState": "celery_anarchon.model",
+    "SqliteBackend": "celery_anarchon.backends.sqlite",
+    "MemoryBackend": "celery_anarchon.backends.memory",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    from celery_anarchon.app import Anarchon as Anarchon, run_id as run_id
+    from celery_anarchon.backends.memory import MemoryBackend as MemoryBackend
+    from celery_anarchon.backends.sqlite import SqliteBackend as SqliteBackend
+    from celery_anarchon.model import Run as Run, RunState as RunState
+    from celery_anarchon.scheduler import Scheduler as Scheduler
+    from celery_anarchon.schedules import at as at, cron as cron, every as every
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

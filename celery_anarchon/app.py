@@ -1,0 +1,197 @@
+"""``Anarchon(app)``: the scheduler as the app's default, jobs defined beside the tasks, and the runs of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from celery import Celery, current_app
+
+from celery_anarchon import wire
+from celery_anarchon.backends.base import ClaimBackend
+from celery_anarchon.backends.registry import backend_from
+from celery_anarchon.choice import app_name, choose_backend, own_settings
+from celery_anarchon.entries import ANY_STORE, OPTIONS_KEY
+from celery_anarchon.errors import ConfigurationError
+from celery_anarchon.model import Millis, Run
+from celery_anarchon.options import Settings, check_defaults, check_job_options, scheduler_settings
+from celery_anarchon.schedules import at, cron, every
+
+STOCK_SCHEDULER = "celery.beat:PersistentScheduler"
+OUR_SCHEDULER = "celery_anarchon:Scheduler"
+
+
+class Anarchon:
+    """Makes ``celery_anarchon.Scheduler`` the app's beat scheduler and gives it jobs.
+
+    :param backend: a store as URL, mapping or backend object; without it the settings decide.
+    :param option_defaults: job options for all jobs that can take them.
+    :raises OptionError: an unknown option or a wrong value.
+    :raises ConfigurationError: the app has an Anarchon already, or *backend* names no store.
+    """
+
+    def __init__(self, app: Celery, *, backend: Any = None, **option_defaults: Any) -> None:
+        if getattr(app, "anarchon", None) is not None:
+            raise ConfigurationError(f"app {app.main!r} has an Anarchon already: make one per app, beside the app")
+        if backend is not None:
+            backend_from(backend)
+        check_defaults("Anarchon(...):", option_defaults, ANY_STORE)
+        self.app = app
+        self.backend_given = backend
+        self.option_defaults: Mapping[str, Any] = option_defaults
+        self._backend: ClaimBackend | None = None
+        self._names: set[str] = set()
+        app.anarchon = self
+        if app.configured:
+            self._prefer_our_scheduler()
+        else:
+            app.on_after_configure.connect(self._prefer_our_scheduler, weak=False)
+
+    def _prefer_our_scheduler(self, *_args: Any, **_kwargs: Any) -> None:
+        # Only where the user chose none: a default may not win over a setting.
+        if self.app.conf.beat_scheduler == STOCK_SCHEDULER:
+            self.app.conf.beat_scheduler = OUR_SCHEDULER
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    def every(
+        self,
+        name: str,
+        interval: Any,
+        task: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        **job: Any,
+    ) -> None:
+        """A job at every multiple of *interval* (seconds, ``timedelta`` or text such as ``"1h"``) since the epoch.
+
+        :param task: a task, its name, or a signature.
+        :param options: what ``apply_async`` takes: queue, priority, expires, ...
+        :param job: job options (:mod:`celery_anarchon.options`).
+        :raises OptionError: an option that is unknown or wrong.
+        """
+        self._add(name, every(interval), task, args, kwargs, options, job)
+
+    def cron(
+        self,
+        name: str,
+        text: str,
+        task: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        seconds: bool = False,
+        **job: Any,
+    ) -> None:
+        """A job at the times of a cron text, in ``timezone=`` or the app's zone; the rest as :meth:`every`."""
+        self._add(name, cron(text, seconds=seconds), task, args, kwargs, options, job)
+
+    def at(
+        self,
+        name: str,
+        when: datetime,
+        task: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        **job: Any,
+    ) -> None:
+        """A job with one slot; the rest as :meth:`every`."""
+        self._add(name, at(when), task, args, kwargs, options, job)
+
+    def _add(
+        self,
+        name: str,
+        schedule: Any,
+        task: Any,
+        args: Any,
+        kwargs: Mapping[str, Any] | None,
+        options: Mapping[str, Any] | None,
+        job: Mapping[str, Any],
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"a job's name is a text of at least one character, not {name!r}")
+        if name in self._names:
+            raise ConfigurationError(f"job {name!r} is defined twice: its name is its identity, choose another")
+        check_job_options(name, job)
+        self._names.add(name)
+        called = self.app.signature(task) if isinstance(task, str) else task
+        self.app.add_periodic_task(
+            schedule, called, tuple(args), dict(kwargs or {}), name=name, **{**(options or {}), OPTIONS_KEY: dict(job)}
+        )
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> ClaimBackend:
+        """The store, opened for reading.
+
+        :raises BackendUnavailable: it does not answer.
+        """
+        if self._backend is None:
+            self._backend = open_backend(self.app, create=False)
+        return self._backend
+
+    def history(self, job: str, limit: int = 20) -> list[Run]:
+        """The latest runs of *job*, newest slot first."""
+        return self.backend.history(job, limit)
+
+    def last_run(self, job: str) -> Run | None:
+        """The latest run of *job* that was sent, or None."""
+        return self.backend.last_run(job)
+
+    def run_id(self, job: str, slot: datetime | str | Millis) -> str:
+        """The id of the run of (job, slot): the Celery task id of its message."""
+        return wire.run_id(namespace_of(self.app), job, _instant(slot))
+
+    def close(self) -> None:
+        """Close the store, where this object opened it. Repeatable."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
+
+
+def open_backend(app: Celery, *, create: bool) -> ClaimBackend:
+    """The app's store, opened. With *create* False nothing is made that is not there.
+
+    :raises ConfigurationError: it can never work as it is configured.
+    :raises BackendUnavailable: it does not answer.
+    """
+    backend, _ = choose_backend(app)
+    settings = settings_of(app, backend)
+    backend.early_tolerance = settings.early_tolerance
+    backend.open(app_name(app), create=create)
+    return backend
+
+
+def settings_of(app: Celery, backend: ClaimBackend) -> Settings:
+    """The scheduler's own settings of *app* on this store.
+
+    :raises ConfigurationError: one of them is wrong.
+    """
+    return scheduler_settings(own_settings(app), backend.traits)
+
+
+def namespace_of(app: Celery) -> str:
+    """What keeps this app's runs apart from others on its store. Opens nothing."""
+    return choose_backend(app)[0].namespace
+
+
+def run_id(job: str, slot: datetime | str | Millis, *, namespace: str | None = None) -> str:
+    """The id of the run of (job, slot).
+
+    :param slot: an aware datetime, an ISO text with a zone, or milliseconds since the epoch.
+    :param namespace: without it that of the current Celery app.
+    """
+    return wire.run_id(namespace_of(current_app) if namespace is None else namespace, job, _instant(slot))
+
+
+def _instant(slot: datetime | str | Millis) -> Millis:
+    if isinstance(slot, datetime):
+        return wire.instant(slot)
+    return wire.parse_time(slot) if isinstance(slot, str) else slot

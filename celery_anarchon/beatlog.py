@@ -1,0 +1,83 @@
+"""The beat's log: one line per event that a person wants to read, one line per change of state."""
+
+from __future__ import annotations
+
+import logging
+
+from celery_anarchon import events
+from celery_anarchon.wire import time_text
+
+logger = logging.getLogger("celery_anarchon.beat")
+
+
+def log_event(event: events.Event) -> None:
+    """A listener for :class:`celery_anarchon.events.Fanout`. Every line carries ``extra`` job, slot and action."""
+    extra = {"action": type(event).__name__}
+    for name in ("job", "slot", "attempt"):
+        if hasattr(event, name):
+            extra[f"anarchon_{name}"] = getattr(event, name)
+    level, text = _line(event)
+    logger.log(level, "%s", text, extra=extra, exc_info=_traceback(event))
+
+
+def _traceback(event: events.Event) -> BaseException | None:
+    return event.error if isinstance(event, (events.NotSent, events.JobTrouble)) else None
+
+
+def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - one line per kind of event
+    match event:
+        case events.Claimed():
+            return logging.DEBUG, f"claim of {event.job} {time_text(event.slot)}: {event.answer}"
+        case events.Sending():
+            # Stock's own line, with the slot and the lateness behind it: people and tools search for it.
+            return logging.INFO, (
+                f"Scheduler: Sending due task {event.job} ({event.task}) "
+                f"slot={time_text(event.slot)} late={event.late / 1000:.3f}s"
+            )
+        case events.Sent():
+            return logging.DEBUG, f"{event.job} {time_text(event.slot)} sent. id->{event.run_id}"
+        case events.NotSent():
+            return logging.ERROR, (
+                f"{event.job} {time_text(event.slot)} not sent: {_words(event.error)}; "
+                "the slot is over, the next one is tried as usual"
+            )
+        case events.Unclear():
+            return logging.WARNING, (
+                f"{event.job} {time_text(event.slot)}: the broker did not say whether it has the message "
+                f"({_words(event.error)}); published again with the same id {event.run_id}"
+            )
+        case events.TookOver():
+            why = "its beat had no broker" if event.abandoned else "its beat did not publish it in time"
+            return logging.WARNING, f"took over {event.job} {time_text(event.slot)}: {why}"
+        case events.LeaseOver():
+            return logging.WARNING, (
+                f"{event.job} {time_text(event.slot)} was claimed here, but the lease ran out before it was sent "
+                "(was this process paused?); the store decides anew"
+            )
+        case events.SlotsGivenUp():
+            slots = "slot" if event.total == 1 else "slots"
+            return logging.WARNING, (
+                f"{event.job}: {event.total} {slots} up to {time_text(event.newest)} {event.state} ({event.reason})"
+            )
+        case events.StoreChanged(error=None):
+            return logging.WARNING, "the store is back; due slots follow the normal rules"
+        case events.StoreChanged():
+            return logging.ERROR, f"the store is away, nothing is sent until it is back: {_words(event.error)}"
+        case events.BrokerChanged(error=None):
+            return logging.WARNING, "the broker is back; due slots follow the normal rules"
+        case events.BrokerChanged():
+            return logging.ERROR, f"the broker is away, nothing is claimed until it is back: {_words(event.error)}"
+        case events.Stalled():
+            return logging.WARNING, (
+                f"this process was paused for {event.pause / 1000:.1f} s; slots of that time count as missed"
+            )
+        case events.ClockStepped():
+            return logging.WARNING, f"the system clock stepped by {event.step / 1000:+.1f} s; planned anew"
+        case events.SkewSeen():
+            return logging.WARNING, f"this host's clock is {event.skew / 1000:+.1f} s off the store's"
+        case events.JobTrouble():
+            return logging.ERROR, f"job {event.job!r} failed, the others go on: {_words(event.error)}"
+
+
+def _words(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

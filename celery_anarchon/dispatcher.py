@@ -1,0 +1,527 @@
+"""THE LOOP: due -> claim -> publish -> confirm, for one tick. The first file to read.
+
+Go on with ``backends/base.py`` (what a store promises), ``backends/memory.py`` (its shortest text), ``slots.py`` (which
+slots a job owes) and ``scheduler.py`` (how Celery calls this).
+
+The order of a tick is the promise:
+
+* nothing is claimed unless the broker could be reached a moment ago, so a dead broker consumes no slot;
+* nothing is published unless this very process was told WON and its lease, by the monotonic clock, still runs;
+* the in-memory cursor moves last, so whatever fails half-way is asked again, as the same owner;
+* no belief of ownership is kept: each slot is decided by the store's answer to a claim of that slot.
+
+No Celery, no thread and no sleep in here: :meth:`Dispatcher.tick` returns how long to wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from celery_anarchon import events, slots, sweeper, wire
+from celery_anarchon.agenda import Agenda, Watched
+from celery_anarchon.backends.base import (
+    ClaimBackend,
+    ClaimRequest,
+    Confirmation,
+    GivenUp,
+    Hold,
+    LeaseBackend,
+    Outcome,
+)
+from celery_anarchon.clock import Clock, SystemClock
+from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
+from celery_anarchon.job import Job
+from celery_anarchon.model import Answer, Millis, RunState
+from celery_anarchon.options import Settings
+from celery_anarchon.ledger import Ledger
+from celery_anarchon.outage import Outage
+from celery_anarchon.pulse import STALL, Pulse
+from celery_anarchon.publishing import BrokerAway, Dispatch, Publisher, PublishUnclear
+from celery_anarchon.roster import Roster
+from celery_anarchon.timetable import At
+
+logger = logging.getLogger("celery_anarchon.beat")
+
+SETTLING: Millis = 2 * STALL
+"""How long a slot that this beat gives up stays unrecorded while other beats live: one of them may just be slow with
+it, and a record would take it away from it."""
+
+TOO_EARLY_WAIT: Millis = 1_000
+UNCLEAR_WAIT = 0.5
+
+REGISTER_BATCH = 500
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Want:
+    """A slot that this beat would like to send."""
+
+    watched: Watched
+    slot: Millis
+    cursor: Millis
+    """Where the job's cursor stands once this slot is decided."""
+    decided: bool = False
+
+
+@dataclass(eq=False)
+class _Won:
+    """A slot that is this beat's to publish."""
+
+    job: Job
+    slot: Millis
+    attempt: int
+    deadline: float
+    """Monotonic: past it the lease may be over, and nothing may be published on its strength."""
+    want: _Want | None = None
+
+    def decide(self) -> None:
+        if self.want is not None:
+            self.want.decided = True
+
+
+class Dispatcher:
+    """One beat's engine.
+
+    :param stopping: asked between two steps; once it is true, what is won is finished and nothing new is begun.
+    :param max_interval: the longest wait in seconds that :meth:`tick` may answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: ClaimBackend,
+        publisher: Publisher,
+        owner: str,
+        label: str,
+        app_name: str = "app.main",
+        version: str = "",
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        fanout: events.Fanout | None = None,
+        max_interval: float = 300.0,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.backend = backend
+        self.publisher = publisher
+        self.owner = owner
+        self.label = label
+        self.app_name = app_name
+        self.settings = settings or Settings()
+        self.clock = clock or SystemClock()
+        self.fanout = fanout or events.Fanout()
+        self.max_interval = max_interval
+        self.stopping = stopping
+
+        self.agenda = Agenda()
+        self._unregistered: dict[str, Job] = {}
+        self._store = Outage(self.clock)
+        self._broker = Outage(self.clock)
+        self._opened = False
+        self._closed = False
+
+        self._ledger = Ledger(backend)
+        self._unclear: list[_Won] = []
+        self._pulse = Pulse(self.clock, self.fanout)
+        self._roster = Roster(
+            backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
+        )
+        self._sweep_at = self.clock.monotonic()
+
+    def open(self) -> None:
+        """Open the store. One that is away is tried again by each tick: a beat never stops for that.
+
+        :raises ConfigurationError: it can never work as it is configured.
+        """
+        try:
+            self._open()
+        except (BackendUnavailable, OutcomeUnknown) as error:
+            self._store_failed(error)
+
+    def _open(self) -> None:
+        if not self._opened:
+            self.backend.open(self.app_name)
+            self._opened = True
+
+    # --- the schedule -------------------------------------------------------------------------------------------------
+
+    def load(self, jobs: Mapping[str, Job]) -> None:
+        """Take *jobs* as the whole schedule. What did not change goes on as it was; a new job, or one whose timetable
+        means something else now, begins when the store first sees it."""
+        for watched in list(self.agenda):
+            if watched.job.name not in jobs:
+                self.agenda.drop(watched.job.name)
+        self._unregistered = {name: job for name, job in self._unregistered.items() if name in jobs}
+        for name, job in jobs.items():
+            known = self.agenda.get(name)
+            if known is None or known.job.timetable.key != job.timetable.key:
+                self.agenda.drop(name)
+                self._unregistered[name] = job
+            elif known.job is not job:
+                known.job = job
+                self._plan_again(known)
+        self._roster.schedule_is(jobs)
+        self._pulse.excuse()
+
+    # --- one tick -----------------------------------------------------------------------------------------------------
+
+    def tick(self) -> float:
+        """Do everything that is due; seconds until there is something to do again. Raises nothing."""
+        try:
+            self._pulse.look()
+            if self._store_answers():
+                if self._broker.away:
+                    self._broker_answers()
+                self._ledger.tell(self.clock.monotonic())
+                self._retry_unclear()
+                self._roster.show_presence()
+                self._register()
+                self._dispatch_due()
+                self._sweep_when_due()
+        except (BackendUnavailable, OutcomeUnknown) as error:
+            self._store_failed(error)
+        except Exception as error:
+            # A beat that dies for a bug serves nobody; one that goes on blindly is worse. Fail closed and try again.
+            logger.exception("unexpected error in a tick")
+            self._store_failed(error)
+        wait = self._wait()
+        self._pulse.resting(wait)
+        return wait
+
+    def _dispatch_due(self) -> None:
+        now = self.clock.wall()
+        first = self.agenda.next_due()
+        if first is None or first > now or not self._broker_answers():
+            return
+        due = self.agenda.pop_due(now)
+        wants: list[_Want] = []
+        try:
+            for watched in sorted(due, key=self._own_order):
+                wants.extend(self._plan(watched, now))
+            for batch in _batches(wants, self.settings.batch):
+                if self.stopping() or self._broker.away:
+                    break
+                self._publish(self._claim(batch))
+        finally:
+            _move_cursors(wants)
+            for watched in due:
+                self._plan_again(watched)
+
+    def _own_order(self, watched: Watched) -> bytes:
+        """An order of the jobs that is this beat's own, so that a fleet shares a burst instead of racing for its head."""
+        return hashlib.blake2b(f"{self.owner}\0{watched.job.name}".encode(), digest_size=8).digest()
+
+    def _plan(self, watched: Watched, now: Millis) -> Iterator[_Want]:
+        job = watched.job
+        try:
+            plan = slots.plan(
+                job.name,
+                job.timetable,
+                job.options,
+                cursor=watched.cursor,
+                now=now,
+                working_since=self._pulse.working_since,
+                limit=self.settings.batch,
+            )
+        except Exception as error:
+            self.fanout.emit(events.JobTrouble(job=job.name, error=error))
+            watched.not_before = now + round(self.max_interval * 1000)
+            return
+        self._note_given_up(job, RunState.MISFIRE, "max-late", plan.too_late)
+        self._note_given_up(job, RunState.MISFIRE, "catch-up", plan.not_caught_up)
+        self._note_given_up(job, RunState.SUPERSEDED, "newer-slot", plan.superseded)
+        # All that was given up lies below the first slot to send: noted once, whatever becomes of the claims.
+        watched.cursor = plan.send[0] - 1 if plan.send else plan.cursor
+        for slot in plan.send:
+            last = slot == plan.send[-1]
+            yield _Want(watched, slot, plan.cursor if last else slot)
+
+    def _claim(self, batch: Sequence[_Want]) -> list[_Won]:
+        self._pulse.look()
+        deadline = self.clock.monotonic() + self.settings.lease / 1000
+        requests = [
+            ClaimRequest(
+                job=want.watched.job.name,
+                slot=want.slot,
+                owner=self.owner,
+                beat=self.label,
+                lease=self.settings.lease,
+            )
+            for want in batch
+        ]
+        won: list[_Won] = []
+        for want, result in zip(batch, self.backend.claim(requests), strict=True):
+            job = want.watched.job
+            self.fanout.emit(events.Claimed(job=job.name, slot=want.slot, answer=result.answer))
+            if result.answer is Answer.WON:
+                won.append(_Won(job, want.slot, result.attempt, deadline, want))
+            elif result.answer is Answer.TOO_EARLY:
+                want.watched.not_before = self.clock.wall() + TOO_EARLY_WAIT
+            else:
+                want.decided = True
+        return won
+
+    def _publish(self, won: Iterable[_Won]) -> None:
+        for item in won:
+            self._pulse.look()
+            if self._broker.away:
+                self._ledger.abandon(self._hold(item))
+                item.decide()
+            elif self.clock.monotonic() >= item.deadline:
+                self.fanout.emit(events.LeaseOver(job=item.job.name, slot=item.slot))
+            else:
+                self._publish_one(item)
+        self._ledger.tell(self.clock.monotonic())
+
+    def _publish_one(self, item: _Won) -> None:
+        late = max(0, self.clock.wall() - item.slot)
+        run_id = wire.run_id(self.backend.namespace, item.job.name, item.slot)
+        named = {"job": item.job.name, "slot": item.slot, "run_id": run_id}
+        self.fanout.emit(events.Sending(**named, attempt=item.attempt, late=late, task=item.job.task))
+        try:
+            self.publisher.publish(
+                Dispatch(job=item.job, slot=item.slot, attempt=item.attempt, run_id=run_id, late=late)
+            )
+        except BrokerAway as error:
+            self._broker_failed(error)
+            self._ledger.abandon(self._hold(item))
+        except PublishUnclear as error:
+            self.fanout.emit(events.Unclear(**named, error=error))
+            self._unclear.append(item)
+        except Exception as error:
+            self.fanout.emit(events.NotSent(**named, error=error))
+            self._ledger.give_up(self._ending(item, RunState.NOT_SENT, "publish-error"))
+        else:
+            self.fanout.emit(events.Sent(**named, attempt=item.attempt, late=late))
+            self._ledger.confirm(
+                Confirmation(
+                    job=item.job.name, slot=item.slot, owner=self.owner, attempt=item.attempt, late=late
+                )
+            )
+            watched = self.agenda.get(item.job.name)
+            if watched is not None:
+                self._roster.touched(watched)
+        # Each branch left the slot with somebody: the store by a list above, or the retries by `_unclear`.
+        item.decide()
+
+    def _retry_unclear(self) -> None:
+        """Publish again, with the same task id, what the broker may not have; at its deadline it is anyone's."""
+        if not self._unclear:
+            return
+        waiting, self._unclear = self._unclear, []
+        reachable = self._broker_answers()
+        for item in waiting:
+            if self.clock.monotonic() >= item.deadline or self.stopping():
+                self._ledger.abandon(self._hold(item))
+            elif reachable and not self._broker.away:
+                self._publish_one(item)
+            else:
+                self._unclear.append(item)
+        self._ledger.tell(self.clock.monotonic())
+
+    # --- slots given up -----------------------------------------------------------------------------------------------
+
+    def _note_given_up(self, job: Job, state: RunState, reason: str, cut: slots.Cut) -> None:
+        if not cut.total:
+            return
+        self.fanout.emit(
+            events.SlotsGivenUp(job=job.name, state=state, reason=reason, total=cut.total, newest=cut.latest[0])
+        )
+        now, wall = self.clock.monotonic(), self.clock.wall()
+        for slot in reversed(cut.latest):
+            settled_in = max(0, slot + SETTLING - wall) if self._roster.others_live else 0
+            outcome = Outcome(job=job.name, slot=slot, state=state, reason=reason, beat=self.label)
+            self._ledger.record([outcome], now + settled_in / 1000)
+
+    # --- first sight --------------------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        while self._unregistered and not self.stopping():
+            jobs = [job for job, _ in zip(self._unregistered.values(), range(REGISTER_BATCH))]
+            for job, cursor in zip(jobs, self._first_cursors(jobs), strict=True):
+                del self._unregistered[job.name]
+                self._plan_again(self.agenda.watch(job, cursor))
+            self._pulse.look()
+
+    def _first_cursors(self, jobs: Sequence[Job]) -> list[Millis]:
+        cursors: list[Millis] = []
+        for job, known in zip(jobs, self._roster.first_sight(jobs), strict=True):
+            if known.last is None and isinstance(job.timetable, At) and job.timetable.instant <= known.since:
+                self._note_given_up(
+                    job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (job.timetable.instant,))
+                )
+            cursors.append(known.since if known.last is None else max(known.since, known.last))
+        return cursors
+
+    # --- claims that others could not finish --------------------------------------------------
+
+    def _sweep_when_due(self) -> None:
+        if not isinstance(self.backend, LeaseBackend) or self.stopping():
+            return
+        if self.clock.monotonic() < self._sweep_at:
+            return
+        self._roster.tidy()
+        more = self._broker_answers() and self._take_over(self.backend)
+        if not more:
+            self._sweep_at = self.clock.monotonic() + self.settings.heartbeat / 1000
+
+    def _take_over(self, backend: LeaseBackend) -> bool:
+        """Go on with lapsed claims; True: there may be more of them."""
+        lapsed = backend.lapsed(self.settings.batch)
+        deadline = self.clock.monotonic() + self.settings.lease / 1000
+        taken = sweeper.take_over(
+            backend,
+            lapsed,
+            self._job_named,
+            owner=self.owner,
+            beat=self.label,
+            lease=self.settings.lease,
+            now=self.clock.wall(),
+        )
+        won: list[_Won] = []
+        for claim in taken:
+            item = _Won(claim.job, claim.slot, claim.attempt, deadline)
+            self.fanout.emit(
+                events.TookOver(
+                    job=claim.job.name, slot=claim.slot, attempt=claim.attempt, abandoned=claim.abandoned
+                )
+            )
+            if claim.end is None:
+                won.append(item)
+                continue
+            self._ledger.give_up(self._ending(item, claim.end, claim.reason))
+            self.fanout.emit(
+                events.SlotsGivenUp(
+                    job=claim.job.name, state=claim.end, reason=claim.reason or "", total=1, newest=claim.slot
+                )
+            )
+        self._publish(won)
+        return bool(taken) and len(lapsed) == self.settings.batch
+
+    def _job_named(self, name: str) -> Job | None:
+        watched = self.agenda.get(name)
+        return watched.job if watched is not None else None
+
+    # --- neighbours and clocks ----------------------------------------------------------------------------------------
+
+    def _store_answers(self) -> bool:
+        if self._store.away:
+            if self._store.remaining() > 0:
+                return False
+            self._open()
+            self.backend.now()
+            self._missed_for(self._store.answered())
+            self._roster.show_again()
+            self._sweep_at = self.clock.monotonic()
+            self.fanout.emit(events.StoreChanged(error=None))
+        return True
+
+    def _store_failed(self, error: Exception) -> None:
+        if self._store.failed():
+            self.fanout.emit(events.StoreChanged(error=error))
+
+    def _broker_answers(self) -> bool:
+        if self._broker.remaining() > 0:
+            return False
+        try:
+            self.publisher.check()
+        except BrokerAway as error:
+            self._broker_failed(error)
+            return False
+        if self._broker.away:
+            self._missed_for(self._broker.answered())
+            self._sweep_at = self.clock.monotonic()
+            self.fanout.emit(events.BrokerChanged(error=None))
+        return True
+
+    def _missed_for(self, away: float) -> None:
+        """What fell due in an outage was missed; one that is over before it counts as a pause is a slow moment."""
+        if away * 1000 > STALL:
+            self._pulse.restart()
+
+    def _broker_failed(self, error: BrokerAway) -> None:
+        if self._broker.failed():
+            self.fanout.emit(events.BrokerChanged(error=error))
+
+    def _wait(self) -> float:
+        if self._store.away:
+            return min(self._store.remaining(), self.max_interval)
+        monotonic = self.clock.monotonic()
+        waits = [self.max_interval]
+        if isinstance(self.backend, LeaseBackend):
+            waits.append(self._sweep_at - monotonic)
+        waits.extend(at - monotonic for at in (self._roster.next_at(), self._ledger.next_at()) if at is not None)
+        if self._broker.away:
+            waits.append(self._broker.remaining())
+        else:
+            if self._unclear:
+                waits.append(UNCLEAR_WAIT)
+            due = self.agenda.next_due()
+            if due is not None:
+                waits.append((due - self.clock.wall()) / 1000)
+        return max(0.0, min(waits))
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave nothing to the lease: what is unclear is abandoned, what is decided is told. Repeatable; quick even
+        with the store away; takes no lock."""
+        if self._closed:
+            return
+        self._closed = True
+        for item in self._unclear:
+            self._ledger.abandon(self._hold(item))
+        self._unclear = []
+        if not self._store.away:
+            try:
+                # Records that still ripen are due as well once any living beat would have sent their slots.
+                self._ledger.tell(self.clock.monotonic() + STALL / 1000)
+                self._roster.leave()
+            except Exception as error:
+                logger.warning("could not tell the store everything before the stop: %s", error)
+        self.publisher.close()
+        self.backend.close()
+
+    # --- small things -------------------------------------------------------------------------------------------------
+
+    def _hold(self, item: _Won) -> Hold:
+        return Hold(job=item.job.name, slot=item.slot, owner=self.owner, attempt=item.attempt)
+
+    def _ending(self, item: _Won, state: RunState, reason: str | None) -> GivenUp:
+        return GivenUp(
+            job=item.job.name,
+            slot=item.slot,
+            owner=self.owner,
+            attempt=item.attempt,
+            state=state,
+            reason=reason,
+        )
+
+    def _plan_again(self, watched: Watched) -> None:
+        """Put the job where it falls due next; a timetable that fails is one job's trouble."""
+        try:
+            self.agenda.plan_again(watched)
+        except Exception as error:
+            self.fanout.emit(events.JobTrouble(job=watched.job.name, error=error))
+            self.agenda.look_at(watched, self.clock.wall() + round(self.max_interval * 1000))
+
+
+def _move_cursors(wants: Iterable[_Want]) -> None:
+    """Move each job's cursor over its leading decided slots: never past one that is still open."""
+    stuck: set[str] = set()
+    for want in wants:
+        name = want.watched.job.name
+        if want.decided and name not in stuck:
+            want.watched.cursor = want.cursor
+        else:
+            stuck.add(name)
+
+
+def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,180 @@
+"""Schedule entries, as Celery users write them, to jobs, as the engine knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import Celery
+from celery.beat import ScheduleEntry
+from celery.schedules import crontab
+
+from celery_anarchon.backends.base import Traits
+from celery_anarchon.choice import jobs_setting, own_settings
+from celery_anarchon.errors import ConfigurationError, OptionError
+from celery_anarchon.job import Job
+from celery_anarchon.options import (
+    JOB_OPTIONS,
+    JobOptions,
+    Kind,
+    OptionSources,
+    Settings,
+    check_defaults,
+    job_options,
+    nearest,
+    scheduler_settings,
+)
+from celery_anarchon.schedules import timetable_of
+from celery_anarchon.timetable import At, Interval
+
+ENTRY_KEYS = frozenset({"task", "schedule", "args", "kwargs", "options", "relative"})
+OPTIONS_KEY = "anarchon"
+"""The one key inside an entry's ``options`` that stock beat accepts and ignores."""
+
+ANY_STORE = Traits(
+    leases=True, horizon=None, server_time=True, durable=True, any_job_name=True, history_by_age=True
+)
+"""For readers that look at no store: nothing is refused on a store's account."""
+
+
+@dataclass
+class JobFactory:
+    """Builds jobs of one app for one kind of store.
+
+    :raises ConfigurationError: a scheduler-wide setting is wrong.
+    """
+
+    app: Celery
+    traits: Traits
+    entry_class: type[ScheduleEntry] = ScheduleEntry
+    settings: Settings = field(init=False)
+    _by_name: dict[str, dict[str, Any]] = field(init=False)
+    _defaults: Mapping[str, Any] = field(init=False)
+    _option_settings: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = own_settings(self.app)
+        self.settings = scheduler_settings(given, self.traits)
+        self._by_name = jobs_setting(given)
+        self._option_settings = {name: value for name, value in given.items() if name in JOB_OPTIONS}
+        check_defaults("setting 'anarchon_...':", self._option_settings, self.traits)
+        self._defaults = getattr(getattr(self.app, "anarchon", None), "option_defaults", {})
+        check_defaults("Anarchon(...):", self._defaults, self.traits)
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Refuse an ``anarchon_jobs`` key that names none of *names*: its options would be silently ignored.
+
+        :raises OptionError: with the nearest name.
+        """
+        known = set(names)
+        for name in self._by_name:
+            if name not in known:
+                raise OptionError(f"anarchon_jobs: no job {name!r}{nearest(name, known)}")
+
+    def entry(self, name: str, definition: Any) -> ScheduleEntry:
+        """The schedule entry of a definition out of ``beat_schedule``.
+
+        :raises ConfigurationError: the text names the job, the key and the fix.
+        """
+        if isinstance(definition, ScheduleEntry):
+            definition.app = self.app
+            definition.name = definition.name or name
+            return definition
+        if not isinstance(definition, Mapping):
+            raise ConfigurationError(f"job {name!r}: a schedule entry is a mapping, not {definition!r}")
+        for key in definition:
+            if key not in ENTRY_KEYS:
+                hint = ' (job options go into "options": {"anarchon": {...}})' if key in JOB_OPTIONS else ""
+                raise ConfigurationError(
+                    f"job {name!r}: key {key!r} is not known{hint or nearest(str(key), ENTRY_KEYS)}"
+                )
+        for key in ("task", "schedule"):
+            if not definition.get(key) and definition.get(key) != 0:
+                raise ConfigurationError(f"job {name!r}: key {key!r} is missing")
+        for key, kinds in (("args", (list, tuple)), ("kwargs", (Mapping,)), ("options", (Mapping,))):
+            if definition.get(key) is not None and not isinstance(definition[key], kinds):
+                wanted = "a list or tuple" if key == "args" else "a mapping"
+                raise ConfigurationError(f"job {name!r}: key {key!r} must be {wanted}, not {definition[key]!r}")
+        try:
+            return self.entry_class(**dict(definition, name=name, app=self.app))
+        except Exception as error:
+            raise ConfigurationError(f"job {name!r}: {error}") from error
+
+    def job(self, entry: ScheduleEntry) -> Job:
+        """The job of an entry.
+
+        :raises ConfigurationError: the text names the job, the option and the fix.
+        """
+        name: str = entry.name
+        given = (entry.options or {}).get(OPTIONS_KEY) or {}
+        if not isinstance(given, Mapping):
+            raise OptionError(f'job {name!r}: "options": {{"anarchon": ...}} must be a mapping, not {given!r}')
+        try:
+            timetable = timetable_of(entry.schedule, job=name, app=self.app)
+            kind = _kind_of(timetable)
+            options = job_options(name, kind, self._sources(name, kind, entry, given), self.traits, self.settings)
+            if options.offset is not None or options.timezone is not None:
+                timetable = timetable_of(
+                    entry.schedule, job=name, app=self.app, offset=options.offset, timezone=options.timezone
+                )
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(f"job {name!r}: {type(error).__name__}: {error}") from error
+        if options.timeout is not None and (entry.options or {}).get("time_limit") is not None:
+            raise OptionError(f"job {name!r}: options 'timeout' and 'time_limit' mean the same; remove one of them")
+        return Job(name=name, timetable=timetable, options=options, task=entry.task, payload=entry)
+
+    def _sources(self, name: str, kind: Kind, entry: ScheduleEntry, given: Mapping[str, Any]) -> OptionSources:
+        settings = self._option_settings
+        if kind is Kind.CRON and isinstance(entry.schedule, crontab) and settings.get("max_late") is None:
+            deadline = self.app.conf.get("beat_cron_starting_deadline")
+            if deadline is not None:
+                settings = {**settings, "max_late": deadline}
+        return OptionSources(
+            entry=given, by_name=self._by_name.get(name, {}), defaults=self._defaults, settings=settings
+        )
+
+
+def _kind_of(timetable: Any) -> Kind:
+    if isinstance(timetable, Interval):
+        return Kind.INTERVAL
+    return Kind.AT if isinstance(timetable, At) else Kind.CRON
+
+
+def definitions_of(app: Celery) -> dict[str, Any]:
+    """The app's ``beat_schedule`` and Celery's default entries, as a beat of this app has them."""
+    definitions = dict(app.conf.beat_schedule or {})
+    return {**default_definitions(app, definitions), **definitions}
+
+
+def default_definitions(app: Celery, definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Celery's own periodic task, under stock beat's condition."""
+    name = "celery.backend_cleanup"
+    if name in definitions or not app.conf.result_expires or app.backend.supports_autoexpire:
+        return {}
+    return {name: {"task": name, "schedule": crontab("0", "4", "*"), "options": {"expires": 12 * 3600}}}
+
+
+def jobs_of(app: Celery) -> tuple[list[Job], list[ConfigurationError]]:
+    """The app's jobs, and what is wrong with the entries that are none. Looks at no store.
+
+    :raises ConfigurationError: a scheduler-wide setting is wrong.
+    """
+    factory = JobFactory(app, ANY_STORE)
+    jobs: list[Job] = []
+    errors: list[ConfigurationError] = []
+    definitions = definitions_of(app)
+    for name, definition in definitions.items():
+        try:
+            jobs.append(factory.job(factory.entry(name, definition)))
+        except ConfigurationError as error:
+            errors.append(error)
+    try:
+        factory.check_names(definitions)
+    except ConfigurationError as error:
+        errors.append(error)
+    return jobs, errors
+
+

@@ -1,0 +1,176 @@
+"""What happened, as typed events, and a fan-out that cannot raise.
+
+The engine only emits; the log, metrics, signals and tests listen. An observer can never break what it observes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from celery_anarchon.model import Answer, Millis, RunState
+
+logger = logging.getLogger("celery_anarchon.beat")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """The store answered a claim."""
+
+    job: str
+    slot: Millis
+    answer: Answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sending:
+    """The message of a won slot is about to go to the broker."""
+
+    job: str
+    slot: Millis
+    attempt: int
+    late: Millis
+    run_id: str
+    task: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """The broker has the message."""
+
+    job: str
+    slot: Millis
+    attempt: int
+    late: Millis
+    run_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotSent:
+    """The message could not be made or was refused, and not for the broker's sake: this slot is over."""
+
+    job: str
+    slot: Millis
+    run_id: str
+    error: BaseException
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unclear:
+    """The broker may or may not have the message; it is published again with the same id."""
+
+    job: str
+    slot: Millis
+    run_id: str
+    error: BaseException
+
+
+@dataclass(frozen=True, kw_only=True)
+class TookOver:
+    """A claim whose beat died or gave it up is now this beat's."""
+
+    job: str
+    slot: Millis
+    attempt: int
+    abandoned: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseOver:
+    """A won slot was not sent because its lease ran out first (this process was paused): the store decides anew."""
+
+    job: str
+    slot: Millis
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotsGivenUp:
+    """Slots of one job that will not be sent, and why (kebab-case)."""
+
+    job: str
+    state: RunState
+    reason: str
+    total: int
+    newest: Millis
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreChanged:
+    """The store went away (with its error) or is back (None)."""
+
+    error: BaseException | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerChanged:
+    """The broker went away (with its error) or is back (None)."""
+
+    error: BaseException | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stalled:
+    """This process did nothing for that long, though it should have: what fell due meanwhile is missed, not current."""
+
+    pause: Millis
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockStepped:
+    """This host's wall clock jumped against its monotonic clock."""
+
+    step: Millis
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkewSeen:
+    """This host's clock is off from the store's by more than a second."""
+
+    skew: Millis
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTrouble:
+    """One job failed in a way that no other job shares; it is tried again later."""
+
+    job: str
+    error: BaseException
+
+
+Event: TypeAlias = (
+    Claimed
+    | Sending
+    | Sent
+    | NotSent
+    | Unclear
+    | TookOver
+    | LeaseOver
+    | SlotsGivenUp
+    | StoreChanged
+    | BrokerChanged
+    | Stalled
+    | ClockStepped
+    | SkewSeen
+    | JobTrouble
+)
+
+Listener: TypeAlias = Callable[[Event], None]
+
+
+class Fanout:
+    """Hands each event to every listener; what a listener raises is logged and goes no further."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = list(listeners)
+
+    def add(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def emit(self, event: Event) -> None:
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                logger.exception("a listener failed on %r", event)

@@ -1,0 +1,30 @@
+"""A job: one named entry of the schedule, resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from celery_anarchon import wire
+from celery_anarchon.options import JobOptions
+from celery_anarchon.timetable import Timetable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the engine needs of a schedule entry.
+
+    ``task`` is the name of Celery's function, for people. ``payload`` is the publisher's own (what to send); the engine
+    never looks into it.
+    """
+
+    name: str
+    timetable: Timetable
+    options: JobOptions
+    task: str = ""
+    payload: Any = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for the meaning of the timetable: a changed one is a new definition, first seen when it appears."""
+        return wire.fingerprint(self.timetable.key)

@@ -1,0 +1,299 @@
+"""Job options and scheduler-wide settings: parsing, relations, refusals.
+
+Belongs here: what a user may write, what it means in milliseconds, and the sentence that tells what is wrong with it.
+Never sees a Celery app: callers hand in plain mappings. Does not belong here: what the options do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from celery_anarchon.backends.base import Traits
+from celery_anarchon.durations import parse_duration
+from celery_anarchon.errors import AnarchonError, ConfigurationError, OptionError
+from celery_anarchon.model import Coalesce, Millis
+
+DEFAULT_HISTORY_SIZE = 100
+
+WORKER_SIDE = frozenset({"overlap", "max_attempts", "queue_timeout", "on_unknown"})
+"""Options that only a worker which asks the store can honour."""
+
+LEASE_ONLY = frozenset({"catch_up", "coalesce"}) | WORKER_SIDE
+"""Options that a claim-only store cannot honour."""
+
+LATER_SETTINGS = frozenset({"max_skew", "one_step", "gate_wait", "packaged_tzdata", "shadow", "http_port"})
+"""Settings whose names are reserved for features that this release does not have."""
+
+OWN_SETTINGS = frozenset({"backend", "app_name", "jobs", "lease", "heartbeat", "batch", "early_tolerance"})
+
+
+class Kind(str, enum.Enum):
+    """What a job's timetable is, as far as options care."""
+
+    INTERVAL = "interval"
+    CRON = "cron"
+    AT = "at"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What a job asks for, resolved. Durations in milliseconds."""
+
+    jitter: Millis = 0
+    timeout: Millis | None = None
+    offset: Millis | Literal["auto"] | None = None
+    timezone: str | None = None
+    max_late: Millis | None = None
+    history_size: int = DEFAULT_HISTORY_SIZE
+    history_ttl: Millis | None = None
+    catch_up: Millis | None = None
+    """How far back missed slots are sent; 0: not at all; None: the latest missed one, however old."""
+    coalesce: Coalesce = Coalesce.LATEST
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The scheduler's own settings. Durations in milliseconds."""
+
+    lease: Millis = 30_000
+    heartbeat: Millis = 10_000
+    batch: int = 100
+    early_tolerance: Millis = 5_000
+
+
+# --- reading single values --------------------------------------------------------------------------------------------
+
+
+def _duration(value: Any, what: str) -> Millis:
+    return parse_duration(value, what)
+
+
+def _positive(value: Any, what: str) -> Millis:
+    span = parse_duration(value, what)
+    if span <= 0:
+        raise ConfigurationError(f"{what} must be longer than zero, not {value!r}")
+    return span
+
+
+def _size(value: Any, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{what} must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _offset(value: Any, what: str) -> Millis | Literal["auto"]:
+    return "auto" if value == "auto" else parse_duration(value, what)
+
+
+def _zone(value: Any, what: str) -> str:
+    name = getattr(value, "key", None) or value
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f'{what} must be the name of a zone such as "Europe/Paris", not {value!r}')
+    return name
+
+
+def _coalesce(value: Any, what: str) -> Coalesce:
+    try:
+        return Coalesce(value)
+    except ValueError:
+        raise ConfigurationError(f'{what} must be "latest" or "all", not {value!r}') from None
+
+
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    "jitter": _duration,
+    "timeout": _positive,
+    "offset": _offset,
+    "timezone": _zone,
+    "max_late": _positive,
+    "history_size": _size,
+    "history_ttl": _positive,
+    "catch_up": _duration,
+    "coalesce": _coalesce,
+}
+
+JOB_OPTIONS = frozenset(_READERS) | WORKER_SIDE
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'jitter'?)``, or nothing when no known name is near."""
+    found = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+# --- job options ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionSources:
+    """Where the options of a job may come from, the strongest first."""
+
+    entry: Mapping[str, Any]
+    """Of the schedule entry or the call that made it."""
+    by_name: Mapping[str, Any]
+    """``anarchon_jobs[job]``."""
+    defaults: Mapping[str, Any]
+    """``Anarchon(app, ...)``."""
+    settings: Mapping[str, Any]
+    """``anarchon_<option>``, without the prefix."""
+
+
+def job_options(job: str, kind: Kind, sources: OptionSources, traits: Traits, settings: Settings) -> JobOptions:
+    """The options of *job*: each from the strongest source that names it.
+
+    What is written for this very job (entry, ``anarchon_jobs``) must be honoured or is refused; a default for all jobs
+    applies to those that can take it.
+
+    :raises OptionError: an unknown name, a wrong value, or an option that this job, this store or this release cannot
+        honour. The text names job, option and fix.
+    """
+    found: dict[str, Any] = {}
+    for source, given in (("", sources.entry), ("anarchon_jobs: ", sources.by_name)):
+        for name, value in given.items():
+            if name in found or value is None:
+                continue
+            what = f"{source}job {job!r}: option {name!r}"
+            _refuse_unknown(name, what)
+            _refuse_worker_side(name, value, what)
+            reason = _cannot(name, kind, traits)
+            if reason:
+                raise OptionError(f"{what} {reason}; remove it")
+            if name in _READERS:
+                found[name] = _read(name, value, what)
+    for source, given in (("Anarchon(...)", sources.defaults), ("setting", sources.settings)):
+        for name, value in given.items():
+            if name not in found and value is not None and name in _READERS and not _cannot(name, kind, traits):
+                label = f"anarchon_{name}" if source == "setting" else name
+                found[name] = _read(name, value, f"{source} {label!r}")
+    options = JobOptions(**found)
+    _refuse_beyond_horizon(job, options, traits)
+    return options
+
+
+def check_job_options(job: str, given: Mapping[str, Any]) -> None:
+    """Refuse unknown names, wrong values and options that this release lacks, where the job is written.
+
+    :raises OptionError: the text names job, option and fix.
+    """
+    for name, value in given.items():
+        what = f"job {job!r}: option {name!r}"
+        _refuse_unknown(name, what)
+        if value is not None:
+            _refuse_worker_side(name, value, what)
+            if name in _READERS:
+                _read(name, value, what)
+
+
+def check_defaults(where: str, given: Mapping[str, Any], traits: Traits) -> None:
+    """Refuse scheduler-wide defaults that no job could take on this store.
+
+    :raises OptionError: the text names the default and the fix.
+    """
+    for name, value in given.items():
+        what = f"{where} {name!r}"
+        _refuse_unknown(name, what)
+        if value is None:
+            continue
+        _refuse_worker_side(name, value, what)
+        if all(_cannot(name, kind, traits) for kind in Kind):
+            raise OptionError(f"{what} {_cannot(name, Kind.INTERVAL, traits)}; remove it")
+        if name in _READERS:
+            _read(name, value, what)
+
+
+def late_warning(job: str, options: JobOptions, settings: Settings) -> str | None:
+    """A sentence when ``max_late`` is too short for a takeover to be in time, else None."""
+    least = settings.lease + settings.heartbeat
+    if options.max_late is None or options.max_late >= least:
+        return None
+    return (
+        f"job {job!r}: max_late {options.max_late / 1000:g} s is below lease + heartbeat ({least / 1000:g} s): "
+        "a slot whose beat dies between claim and publish becomes a misfire"
+    )
+
+
+def _refuse_worker_side(name: str, value: Any, what: str) -> None:
+    is_stock = name == "overlap" and value == "allow"
+    if name in WORKER_SIDE and not is_stock:
+        raise OptionError(f"{what} needs the worker side, which this release does not have yet; remove it")
+
+
+def _refuse_unknown(name: str, what: str) -> None:
+    if name not in JOB_OPTIONS:
+        raise OptionError(f"{what} is not known{nearest(name, JOB_OPTIONS)}; known: {', '.join(sorted(JOB_OPTIONS))}")
+
+
+def _cannot(name: str, kind: Kind, traits: Traits) -> str | None:
+    if name == "offset" and kind is not Kind.INTERVAL:
+        return f"shifts the grid of an interval, and this job is {kind}"
+    if name == "timezone" and kind is not Kind.CRON:
+        return f"is the zone of a crontab, and this job is {kind}"
+    if name in LEASE_ONLY and not traits.leases:
+        return "needs a store with leases, and this one only takes claims"
+    if name == "history_ttl" and not traits.history_by_age:
+        return "needs a store that can drop history by age, and this one cannot"
+    return None
+
+
+def _read(name: str, value: Any, what: str) -> Any:
+    try:
+        return _READERS[name](value, what)
+    except AnarchonError as error:
+        raise OptionError(str(error)) from None
+
+
+def _refuse_beyond_horizon(job: str, options: JobOptions, traits: Traits) -> None:
+    if traits.horizon is None:
+        return
+    reach = options.jitter + (options.max_late or 0)
+    if reach >= traits.horizon:
+        raise OptionError(
+            f"job {job!r}: options 'jitter' + 'max_late' ({reach / 1000:g} s) must be shorter than the store remembers "
+            f"a claim ({traits.horizon / 1000:g} s); lower them"
+        )
+
+
+# --- the scheduler's settings -----------------------------------------------------------------------------------------
+
+
+def scheduler_settings(given: Mapping[str, Any], traits: Traits) -> Settings:
+    """The settings out of ``anarchon_*`` values, their prefix cut off. Job option defaults are left to others.
+
+    :raises ConfigurationError: an unknown name, a wrong value, or ``heartbeat > lease / 3``.
+    """
+    known = OWN_SETTINGS | JOB_OPTIONS | LATER_SETTINGS
+    for name, value in given.items():
+        what = f"setting 'anarchon_{name}'"
+        if name not in known:
+            offered = nearest(f"anarchon_{name}", (f"anarchon_{other}" for other in known))
+            raise ConfigurationError(f"{what} is not known{offered}")
+        if name in LATER_SETTINGS and value not in (None, False, "auto"):
+            raise ConfigurationError(f"{what} belongs to a feature that this release does not have yet; remove it")
+        if name in ("lease", "heartbeat") and value is not None and not traits.leases:
+            raise OptionError(f"{what} needs a store with leases, and this one only takes claims; remove it")
+    lease = _given(given, "lease", _positive, Settings.lease)
+    if lease < 1_000:
+        raise ConfigurationError(f"setting 'anarchon_lease' must be at least 1 s, not {given['lease']!r}")
+    heartbeat = _given(given, "heartbeat", _positive, lease // 3)
+    if heartbeat * 3 > lease:
+        raise ConfigurationError(
+            f"setting 'anarchon_heartbeat' ({heartbeat / 1000:g} s) must be at most a third of 'anarchon_lease' "
+            f"({lease / 1000:g} s): lower it to {lease // 3 / 1000:g} or raise the lease"
+        )
+    return Settings(
+        lease=lease,
+        heartbeat=heartbeat,
+        batch=_given(given, "batch", _size, Settings.batch),
+        early_tolerance=_given(given, "early_tolerance", _positive, Settings.early_tolerance),
+    )
+
+
+def _given(given: Mapping[str, Any], name: str, reader: Callable[[Any, str], Any], default: int) -> int:
+    value = given.get(name)
+    return default if value is None else int(reader(value, f"setting 'anarchon_{name}'"))

@@ -1,0 +1,206 @@
+"""Task messages out of schedule entries, and the beat's own connection to the broker."""
+
+from __future__ import annotations
+
+import inspect
+import select
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from amqp.exceptions import IrrecoverableChannelError
+from celery import Celery, signature
+from celery.beat import BeatLazyFunc, ScheduleEntry
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from celery_anarchon import wire
+from celery_anarchon.entries import OPTIONS_KEY
+from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
+
+CONNECT_TIMEOUT = 4.0
+"""Seconds for all addresses of a broker together."""
+
+ANSWER_TIMEOUT = 10.0
+"""Seconds for one answer of a broker. Beat's default of 30 s per socket would hold up every other job."""
+
+CANVAS = {"celery.chain": "chain", "celery.group": "group", "celery.chord": "chord"}
+"""Canvas entries: stock sends a chain as a task that no worker can run, and cannot send a group at all."""
+
+REFUSALS_OF_A_BROKER = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN ", "MASTERDOWN ")
+"""How Redis says that it surely did not write, for its own sake and not the message's."""
+
+
+class CeleryPublisher:
+    """Publishes through a connection of its own: short timeouts, no retries behind the engine's back."""
+
+    def __init__(self, app: Celery, *, namespace: str, label: str) -> None:
+        self.app = app
+        self.namespace = namespace
+        self.label = label
+        self._connection: Connection | None = None
+        self._producer: Any = None
+        self._broker_errors: tuple[type[BaseException], ...] = (OperationalError, OSError)
+
+    # --- the connection -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """See :class:`~celery_anarchon.publishing.Publisher`. A connection that died is replaced once, at once."""
+        if self._connection is not None:
+            try:
+                self._probe(self._connection)
+                return
+            except Exception:
+                self._drop()
+        try:
+            self._connect()
+        except self._broker_errors as error:
+            self._drop()
+            raise BrokerAway(str(error) or repr(error)) from error
+
+    def _connect(self) -> None:
+        connection: Connection = self.app.connection_for_write()
+        connection.transport_options = {**_defaults_for(connection), **(connection.transport_options or {})}
+        self._connection = connection
+        self._broker_errors = (
+            OperationalError,
+            OSError,
+            *connection.connection_errors,
+            *connection.channel_errors,
+        )
+        connection.ensure_connection(
+            max_retries=max(1, len(connection.alt or ())), interval_start=0, interval_step=0, timeout=CONNECT_TIMEOUT
+        )
+        self._producer = self.app.amqp.Producer(connection, auto_declare=False)
+        self._probe(connection)
+
+    def _probe(self, connection: Connection) -> None:
+        """Raise unless the broker is there, as far as can be told without sending anything that lasts."""
+        if not connection.connected:
+            raise ConnectionResetError("the connection is closed")
+        client = getattr(connection.default_channel, "client", None)
+        if callable(getattr(client, "ping", None)):
+            client.ping()
+        transport = getattr(connection.connection, "transport", None)
+        sock = getattr(transport, "sock", None)
+        if sock is not None and select.select([sock], [], [], 0)[0]:
+            # Something waits to be read: a close, a heartbeat, or the end of the stream.
+            try:
+                connection.drain_events(timeout=0.1)
+            except TimeoutError:
+                pass
+
+    def _drop(self) -> None:
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            try:
+                connection.collect()
+            except Exception:  # noqa: S110 - it is dead already, and its last words are of no use to anybody
+                pass
+
+    def close(self) -> None:
+        self._drop()
+
+    # --- one message --------------------------------------------------------------------------------------------------
+
+    def publish(self, dispatch: Dispatch) -> None:
+        """See :class:`~celery_anarchon.publishing.Publisher`."""
+        if self._producer is None:
+            self.check()
+        try:
+            self._send(dispatch)
+        except IrrecoverableChannelError:
+            # The broker's no to this very message (no such exchange, access refused): the channel is gone, that is all.
+            self._drop()
+            raise
+        except self._broker_errors as error:
+            if str(error).startswith(REFUSALS_OF_A_BROKER):
+                raise BrokerAway(str(error)) from error
+            if _is_reply_error(error):
+                raise
+            self._drop()
+            raise PublishUnclear(str(error) or repr(error)) from error
+
+    def _send(self, dispatch: Dispatch) -> None:
+        entry: ScheduleEntry = dispatch.job.payload
+        args = [_now(value) for value in entry.args or ()]
+        kwargs = {key: _now(value) for key, value in (entry.kwargs or {}).items()}
+        options = self._options(dispatch, entry)
+        if entry.task in CANVAS:
+            self._send_canvas(entry, args, kwargs, options)
+            return
+        task = self.app.tasks.get(entry.task)
+        if task is not None:
+            task.apply_async(args, kwargs, producer=self._producer, **options)
+        else:
+            self.app.send_task(entry.task, args, kwargs, producer=self._producer, **options)
+
+    def _options(self, dispatch: Dispatch, entry: ScheduleEntry) -> dict[str, Any]:
+        options = {key: value for key, value in (entry.options or {}).items() if key != OPTIONS_KEY}
+        header = wire.header(
+            namespace=self.namespace,
+            job=dispatch.job.name,
+            slot=dispatch.slot,
+            attempt=dispatch.attempt,
+            late=dispatch.late,
+            beat=self.label,
+        )
+        name = wire.UNTRACKED_HEADER if entry.task in CANVAS else wire.HEADER
+        # A copy: stock writes into the entry's own dict, from where it would travel into every later message.
+        options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True, name: header}
+        options["task_id"] = dispatch.run_id
+        options["retry"] = False
+        timeout = dispatch.job.options.timeout
+        if timeout is not None:
+            options["time_limit"] = timeout / 1000
+        if "confirm_timeout" in inspect.signature(self._producer.publish).parameters:
+            options.setdefault("confirm_timeout", ANSWER_TIMEOUT)
+        return options
+
+    def _send_canvas(self, entry: ScheduleEntry, args: list[Any], kwargs: dict[str, Any], options: dict[str, Any]) -> None:
+        built = signature(
+            {
+                "task": entry.task,
+                "args": args,
+                "kwargs": kwargs,
+                "options": {},
+                "subtask_type": CANVAS[entry.task],
+                "immutable": False,
+            },
+            app=self.app,
+        )
+        with self._producer_for_all():
+            built.apply_async(producer=self._producer, **options)
+
+    @contextmanager
+    def _producer_for_all(self) -> Iterator[None]:
+        """A chain drops the producer it is given and takes one from the app's pool, whose timeouts are not ours."""
+        self.app.producer_or_acquire = lambda producer=None: nullcontext(producer or self._producer)
+        try:
+            yield
+        finally:
+            del self.app.producer_or_acquire
+
+
+def _now(value: Any) -> Any:
+    return value() if isinstance(value, BeatLazyFunc) else value
+
+
+def _is_reply_error(error: BaseException) -> bool:
+    """Whether Redis answered, and answered no: surely not sent, and not for the broker's sake."""
+    return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
+
+
+def _defaults_for(connection: Connection) -> Mapping[str, Any]:
+    """Transport options that a user may override: answers within a bound, and confirms where the broker gives them
+    (without them a cut connection loses messages that seemed sent)."""
+    driver = connection.transport.driver_type
+    if driver == "amqp":
+        return {
+            "confirm_publish": True,
+            "read_timeout": ANSWER_TIMEOUT,
+            "write_timeout": ANSWER_TIMEOUT,
+        }
+    if driver == "redis":
+        return {"socket_timeout": ANSWER_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT}
+    return {}

@@ -1,0 +1,125 @@
+"""What this beat and the store know of each other: first sights of jobs, the presence of beats, what to keep.
+
+Does not belong here: anything about a single slot's claim.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from celery_anarchon import events
+from celery_anarchon.agenda import Watched
+from celery_anarchon.backends.base import Beat, ClaimBackend, Keep, LeaseBackend, Registration, Sighting
+from celery_anarchon.clock import Clock
+from celery_anarchon.job import Job
+from celery_anarchon.model import Millis
+from celery_anarchon.options import Settings
+from celery_anarchon.pulse import STEP
+
+CLAIM_ONLY_REACH: Millis = 60_000
+"""How far a beat looks back at start where the store keeps no first sight, unless ``max_late`` says otherwise."""
+
+TIDY_BATCH = 500
+
+
+class Roster:
+    """A beat's standing in its fleet. On a claim-only store there is no fleet to stand in: most of it does nothing."""
+
+    def __init__(
+        self,
+        backend: ClaimBackend,
+        settings: Settings,
+        clock: Clock,
+        fanout: events.Fanout,
+        *,
+        owner: str,
+        label: str,
+        version: str,
+    ) -> None:
+        self._backend = backend if isinstance(backend, LeaseBackend) else None
+        self._settings = settings
+        self._clock = clock
+        self._fanout = fanout
+        self._owner = owner
+        self._label = label
+        self._version = version
+        self._schedule = ""
+        self._skew: Millis = 0
+        self._reported_skew: Millis = 0
+        self._touched: dict[str, Watched] = {}
+        self._presence_at = clock.monotonic()
+        self.others_live = True
+        """Whether another beat was seen lately. Until the store was asked, the careful answer."""
+
+    def schedule_is(self, jobs: Mapping[str, Job]) -> None:
+        """Note the whole schedule, for its fingerprint: beats that disagree can be told apart."""
+        digest = hashlib.sha256()
+        for name in sorted(jobs):
+            digest.update(f"{name}\0{jobs[name].timetable.key}\0".encode())
+        self._schedule = digest.hexdigest()[:16]
+
+    def first_sight(self, jobs: Sequence[Job]) -> list[Registration]:
+        """Tell the store that these jobs are scheduled; what it knows of each."""
+        if self._backend is not None:
+            return self._backend.register([Sighting(job=job.name, fingerprint=job.fingerprint) for job in jobs])
+        now = self._clock.wall()
+        reaches = [CLAIM_ONLY_REACH if job.options.max_late is None else job.options.max_late for job in jobs]
+        return [Registration(since=now - reach, last=None) for reach in reaches]
+
+    def next_at(self) -> float | None:
+        """The monotonic time of the next heartbeat."""
+        return None if self._backend is None else self._presence_at
+
+    def show_again(self) -> None:
+        """Show presence at the next chance, whenever the next heartbeat would be."""
+        self._presence_at = self._clock.monotonic()
+
+    def show_presence(self) -> None:
+        """Once a heartbeat: say that this beat lives, look who else does, and compare clocks."""
+        if self._backend is None or self._clock.monotonic() < self._presence_at:
+            return
+        before = self._clock.wall()
+        seen = self._backend.beat_seen(
+            Beat(
+                owner=self._owner,
+                label=self._label,
+                version=self._version,
+                skew=self._skew,
+                schedule=self._schedule,
+            )
+        )
+        self._skew = (before + self._clock.wall()) // 2 - seen
+        if abs(self._skew) > STEP and abs(self._skew - self._reported_skew) > STEP:
+            self._reported_skew = self._skew
+            self._fanout.emit(events.SkewSeen(skew=self._skew))
+        living = self._backend.beats(within=3 * self._settings.heartbeat)
+        self.others_live = any(beat.owner != self._owner for beat in living)
+        self._presence_at = self._clock.monotonic() + self._settings.heartbeat / 1000
+
+    def leave(self) -> None:
+        """This beat stops on purpose."""
+        if self._backend is not None:
+            self._backend.beat_left(self._owner)
+
+    def touched(self, watched: Watched) -> None:
+        """This job has a new record, so an old one may have to go."""
+        self._touched[watched.job.name] = watched
+
+    def tidy(self) -> None:
+        """Drop what exceeds the history of the jobs touched since the last time."""
+        while self._backend is not None and self._touched:
+            some = [watched for watched, _ in zip(self._touched.values(), range(TIDY_BATCH))]
+            self._backend.tidy(
+                [
+                    Keep(
+                        job=watched.job.name,
+                        decided=watched.cursor,
+                        history_size=watched.job.options.history_size,
+                        history_ttl=watched.job.options.history_ttl,
+                    )
+                    for watched in some
+                ]
+            )
+            for watched in some:
+                self._touched.pop(watched.job.name, None)

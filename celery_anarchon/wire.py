@@ -1,0 +1,89 @@
+"""What another version or another process reads: run ids, headers, times as text, fingerprints, the layout version.
+
+Belongs here: every form that leaves the process. A change here is a release note. Does not belong here: behaviour.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from celery_anarchon.model import Millis, Run
+
+LAYOUT_VERSION = 1
+"""The layout of records in the stores. Additive within a major; a process refuses only a layout newer than this."""
+
+HEADER = "anarchon"
+"""The message header of a tracked run."""
+
+UNTRACKED_HEADER = "anarchon_slot"
+"""The header of canvas messages: many messages share one slot, so they cannot be one run."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_RUN_IDS = uuid.uuid5(uuid.NAMESPACE_URL, "celery-anarchon")
+
+
+def instant(moment: datetime) -> Millis:
+    """The instant of an aware datetime, floored to the millisecond.
+
+    :raises ValueError: *moment* is naive.
+    """
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment!r} has no time zone")
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def moment(at: Millis) -> datetime:
+    """*at* as an aware UTC datetime."""
+    return _EPOCH + timedelta(milliseconds=at)
+
+
+def time_text(at: Millis) -> str:
+    """*at* as ``2026-03-29T01:00:00.000Z``: the one form of a time in headers, JSON and logs."""
+    return moment(at).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at % 1000:03d}Z"
+
+
+def parse_time(text: str) -> Millis:
+    """The instant that an ISO 8601 text with a zone names (``...Z`` or ``...+02:00``).
+
+    :raises ValueError: no such time, or no zone.
+    """
+    # datetime.fromisoformat reads a trailing Z from Python 3.11 on only.
+    return instant(datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text))
+
+
+def run_id(namespace: str, job: str, slot: Millis) -> str:
+    """The id of the run of (job, slot), which is also the Celery task id of every attempt and every repeated publish."""
+    name = json.dumps([namespace, job, time_text(slot)], ensure_ascii=False, separators=(",", ":"))
+    return str(uuid.uuid5(_RUN_IDS, name))
+
+
+def fingerprint(timetable_key: str) -> str:
+    """Sixteen hex digits that stand for one meaning of a schedule: equal keys, equal fingerprint, on every host."""
+    return hashlib.sha256(timetable_key.encode()).hexdigest()[:16]
+
+
+def header(*, namespace: str, job: str, slot: Millis, attempt: int, late: Millis, beat: str) -> dict[str, Any]:
+    """The ``anarchon`` header of a message. ``late`` is in seconds. Readers ignore keys they do not know."""
+    return {
+        "v": 1,
+        "ns": namespace,
+        "job": job,
+        "slot": time_text(slot),
+        "attempt": attempt,
+        "late": round(late / 1000, 3),
+        "beat": beat,
+    }
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    """*run* as JSON shows it: times as in :func:`time_text` or null, the state as its word."""
+    shown = run.as_dict()
+    for name, value in shown.items():
+        if isinstance(value, datetime):
+            shown[name] = time_text(instant(value))
+    shown["state"] = str(run.state)
+    return shown
