@@ -1,10 +1,10 @@
 """A crontab in a zone: the slots of its fields, by the two rules that hold where clocks are changed.
 
 Belongs here: :class:`Cron`, and the ways to make one. Does not belong here: calendar arithmetic
-(:mod:`celery_anarchon.cronfields`), offsets (:mod:`celery_anarchon.zones`), cron text (:mod:`celery_anarchon.crontext`).
+(:mod:`celery_anarchon.cronfields`), offsets (:mod:`celery_anarchon.zones`), text (:mod:`celery_anarchon.crontext`).
 
-1. *Every-hour job*, the hour field allows all 24 hours: a slot at every instant whose wall clock matches. Both passes of
-   a repeated hour count, and nothing is moved into or out of a gap.
+1. *Every-hour job*, the hour field allows all 24 hours: a slot at every instant whose wall clock matches. Both passes
+   of a repeated hour count, and nothing is moved into or out of a gap.
 2. *Timed job*, any other: each matching local time T has one slot, the first instant at which the clock shows T or
    later. Times that land on one instant are one slot.
 

@@ -113,8 +113,8 @@ def _refuse_unclear(index: int, part: str, what: str) -> None:
     name = _NAMES[index]
     if _HASHED.fullmatch(part):
         raise ConfigurationError(
-            f"{what}: {name} {part.upper()!r} is drawn by each program for itself (R) or needs a name to hash (H); write "
-            "the number"
+            f"{what}: {name} {part.upper()!r} is drawn by each program for itself (R) or needs a name to hash (H); "
+            "write the number"
         )
     for item in part.split(","):
         ends = _RANGE.fullmatch(item.partition("/")[0].partition("#")[0])
@@ -154,7 +154,8 @@ def _expand(parts: list[str], what: str) -> tuple[list[list[Any]], dict[int, set
 def _parsed(parts: list[str]) -> tuple[list[list[Any]], dict[int, set[Any]]] | Exception:
     try:
         expanded, numbered = croniter.expand(" ".join(parts))
-    except Exception as error:  # noqa: BLE001  whatever a parser raises on junk, the user must hear of the junk
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        # croniter's own errors are ValueErrors; the others are how it stumbles over junk.
         return error
     return list(expanded), dict(numbered)
 
@@ -188,7 +189,9 @@ def _day_rule(parts: list[str], expanded: list[list[Any]], numbered: dict[int, s
         nearest_workdays=frozenset({int(nearest[1] or nearest[2])}) if nearest else frozenset(),
         weekdays=frozenset() if numbered else _numbers(expanded[_WEEKDAY], WEEKDAYS),
         numbered_weekdays=frozenset(
-            (int(day), LAST_WEEK if place == "l" else int(place)) for day, places in numbered.items() for place in places
+            (int(day), LAST_WEEK if place == "l" else int(place))
+            for day, places in numbered.items()
+            for place in places
         ),
         either=either,
     )

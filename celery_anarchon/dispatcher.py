@@ -79,6 +79,8 @@ class _Won:
     deadline: float
     """Monotonic: past it the lease may be over, and nothing may be published on its strength."""
     want: _Want | None = None
+    unclear: bool = False
+    """A publish of it went unanswered before."""
 
     def decide(self) -> None:
         if self.want is not None:
@@ -127,6 +129,8 @@ class Dispatcher:
 
         self._ledger = Ledger(backend)
         self._unclear: list[_Won] = []
+        self._let_go: dict[tuple[str, Millis], float] = {}
+        """Slots abandoned here, and until when they are left to other beats (protocol R9)."""
         self._pulse = Pulse(self.clock, self.fanout)
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
@@ -270,7 +274,7 @@ class Dispatcher:
         for item in won:
             self._pulse.look()
             if self._broker.away:
-                self._ledger.abandon(self._hold(item))
+                self._abandon(item)
                 item.decide()
             elif self.clock.monotonic() >= item.deadline:
                 self.fanout.emit(events.LeaseOver(job=item.job.name, slot=item.slot))
@@ -289,9 +293,11 @@ class Dispatcher:
             )
         except BrokerAway as error:
             self._broker_failed(error)
-            self._ledger.abandon(self._hold(item))
+            self._abandon(item)
         except PublishUnclear as error:
-            self.fanout.emit(events.Unclear(**named, error=error))
+            if not item.unclear:
+                self.fanout.emit(events.Unclear(**named, error=error))
+            item.unclear = True
             self._unclear.append(item)
         except Exception as error:
             self.fanout.emit(events.NotSent(**named, error=error))
@@ -317,7 +323,7 @@ class Dispatcher:
         reachable = self._broker_answers()
         for item in waiting:
             if self.clock.monotonic() >= item.deadline or self.stopping():
-                self._ledger.abandon(self._hold(item))
+                self._abandon(item)
             elif reachable and not self._broker.away:
                 self._publish_one(item)
             else:
@@ -373,10 +379,12 @@ class Dispatcher:
     def _take_over(self, backend: LeaseBackend) -> bool:
         """Go on with lapsed claims; True: there may be more of them."""
         lapsed = backend.lapsed(self.settings.batch)
-        deadline = self.clock.monotonic() + self.settings.lease / 1000
+        now = self.clock.monotonic()
+        self._let_go = {key: until for key, until in self._let_go.items() if until > now and self._roster.others_live}
+        deadline = now + self.settings.lease / 1000
         taken = sweeper.take_over(
             backend,
-            lapsed,
+            [claim for claim in lapsed if (claim.job, claim.slot) not in self._let_go],
             self._job_named,
             owner=self.owner,
             beat=self.label,
@@ -435,6 +443,7 @@ class Dispatcher:
             return False
         if self._broker.away:
             self._missed_for(self._broker.answered())
+            self._let_go.clear()
             self._sweep_at = self.clock.monotonic()
             self.fanout.emit(events.BrokerChanged(error=None))
         return True
@@ -475,7 +484,7 @@ class Dispatcher:
             return
         self._closed = True
         for item in self._unclear:
-            self._ledger.abandon(self._hold(item))
+            self._abandon(item)
         self._unclear = []
         if not self._store.away:
             try:
@@ -488,6 +497,10 @@ class Dispatcher:
         self.backend.close()
 
     # --- small things -------------------------------------------------------------------------------------------------
+
+    def _abandon(self, item: _Won) -> None:
+        self._ledger.abandon(self._hold(item))
+        self._let_go[item.job.name, item.slot] = self.clock.monotonic() + 2 * self.settings.heartbeat / 1000
 
     def _hold(self, item: _Won) -> Hold:
         return Hold(job=item.job.name, slot=item.slot, owner=self.owner, attempt=item.attempt)

@@ -1,7 +1,7 @@
 """Reading durations that people write: numbers, timedeltas and text such as ``"1h30m"``.
 
-Belongs here: one value in, whole milliseconds out, or one sentence that says what was wrong. Does not belong here: which
-durations make sense for which option (:mod:`celery_anarchon.options`), and dates.
+Belongs here: one value in, whole milliseconds out, or one sentence that says what was wrong. Does not belong here:
+which durations make sense for which option (:mod:`celery_anarchon.options`), and dates.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab
 
-from celery_anarchon.backends.base import Traits
 from celery_anarchon.choice import jobs_setting, own_settings
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.job import Job
+from celery_anarchon.model import Traits
 from celery_anarchon.options import (
     JOB_OPTIONS,
     JobOptions,

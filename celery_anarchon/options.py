@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from celery_anarchon.backends.base import Traits
 from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import AnarchonError, ConfigurationError, OptionError
-from celery_anarchon.model import Coalesce, Millis
+from celery_anarchon.model import Coalesce, Millis, Traits
 
 DEFAULT_HISTORY_SIZE = 100
 

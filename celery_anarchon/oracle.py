@@ -1,7 +1,7 @@
 """Expected slots, found the slow way, so that a verdict does not rest on the code that it judges.
 
-Belongs here: the two rules read literally, on a scan of UTC through :mod:`zoneinfo`. Does not belong here: anything that
-shares code with :mod:`celery_anarchon.timetable`, or anything fast.
+Belongs here: the two rules read literally, on a scan of UTC through :mod:`zoneinfo`. Does not belong here: anything
+that shares code with :mod:`celery_anarchon.timetable`, or anything fast.
 
 Instants are whole milliseconds since 1970-01-01T00:00Z. A day of minutes takes a few milliseconds.
 """
@@ -38,14 +38,13 @@ def expected_cron(fields: Fields, zone: str, after: int, until: int, *, either: 
     :param either: day of month OR day of week, not AND.
     """
     start, end = _EPOCH + timedelta(milliseconds=after), _EPOCH + timedelta(milliseconds=until)
-    scan = _real(fields, ZoneInfo(zone), start, end, either)
-    if set(fields["hour"]) != set(range(24)):
-        scan = _timed(fields, ZoneInfo(zone), start, end, either)
-    return [(instant - _EPOCH) // timedelta(milliseconds=1) for instant in scan if start < instant <= end]
+    scan = _real if set(fields["hour"]) == set(range(24)) else _timed
+    found = scan(fields, ZoneInfo(zone), start, end, either)
+    return [(instant - _EPOCH) // timedelta(milliseconds=1) for instant in found if start < instant <= end]
 
 
 def _real(fields: Fields, zone: ZoneInfo, start: datetime, end: datetime, either: bool) -> Iterator[datetime]:
-    for instant, local in _ticks(fields, zone, start, end):
+    for instant, local in _ticks(fields, zone, start, start, end):
         if _matches(fields, local, either):
             yield instant
 
@@ -53,8 +52,8 @@ def _real(fields: Fields, zone: ZoneInfo, start: datetime, end: datetime, either
 def _timed(fields: Fields, zone: ZoneInfo, start: datetime, end: datetime, either: bool) -> Iterator[datetime]:
     step = _SECOND if "second" in fields else _MINUTE
     shown: datetime | None = None
-    for instant, local in _ticks(fields, zone, start - _WARM_UP, end):
-        if shown is not None and local > shown:
+    for instant, local in _ticks(fields, zone, start - _WARM_UP, start, end):
+        if shown is not None and instant > start and local > shown:
             # Every T that the clock shows or passes for the first time at this instant.
             time = shown.replace(second=0) if step is _MINUTE else shown
             while time < local:
@@ -65,15 +64,18 @@ def _timed(fields: Fields, zone: ZoneInfo, start: datetime, end: datetime, eithe
         shown = local if shown is None else max(shown, local)
 
 
-def _ticks(fields: Fields, zone: ZoneInfo, start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """Instants (naive UTC) with their wall clock: each second that can matter; whole minutes are enough while the clock
-    runs evenly and shows whole minutes."""
-    minute = start.replace(second=0, microsecond=0)
+def _ticks(
+    fields: Fields, zone: ZoneInfo, early: datetime, start: datetime, end: datetime
+) -> Iterator[tuple[datetime, datetime]]:
+    """Instants (naive UTC) from *early* on with their wall clock: each second that can matter. Whole minutes are enough
+    while the clock runs evenly and shows whole minutes, and before *start*."""
+    minute = early.replace(second=0, microsecond=0)
+    start = start.replace(second=0, microsecond=0)
     here = _local(minute, zone)
     while minute <= end:
         there = _local(minute + _MINUTE, zone)
         yield minute, here
-        if "second" in fields or here.second or there - here != _MINUTE:
+        if there - here != _MINUTE or (minute >= start and ("second" in fields or here.second)):
             for number in range(1, 60):
                 instant = minute + number * _SECOND
                 yield instant, _local(instant, zone)

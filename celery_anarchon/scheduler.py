@@ -13,7 +13,7 @@ from celery import Celery, beat
 from celery_anarchon import __version__, events
 from celery_anarchon.beatlog import log_event
 from celery_anarchon.choice import app_name, choose_backend
-from celery_anarchon.clock import SystemClock
+from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.dispatcher import Dispatcher
 from celery_anarchon.entries import JobFactory, default_definitions, jobs_of
 from celery_anarchon.errors import ConfigurationError
@@ -37,6 +37,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
 
     dispatcher_class: type[Dispatcher] = Dispatcher
     publisher_class: type[CeleryPublisher] = CeleryPublisher
+    clock: Clock = SystemClock()
 
     def __init__(self, app: Celery, *args: Any, lazy: bool = False, **kwargs: Any) -> None:
         self.dispatcher: Dispatcher | None = None
@@ -61,8 +62,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self._factory = JobFactory(self.app, backend.traits, self.Entry)
         settings = self._factory.settings
         backend.early_tolerance = settings.early_tolerance
-        clock = SystemClock()
-        self._definitions = WatchedSchedule(self.app, self.max_interval, clock)
+        self._definitions = WatchedSchedule(self.app, self.max_interval, self.clock)
         self.schedule = {}
         for name, definition in self._definitions.current.items():
             self.schedule[name] = self._factory.entry(name, definition)
@@ -81,7 +81,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             app_name=app_name(self.app),
             version=__version__,
             settings=settings,
-            clock=clock,
+            clock=self.clock,
             fanout=self.fanout,
             max_interval=self.max_interval,
             stopping=lambda: bool(self._stop_signals),

@@ -17,27 +17,25 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from celery_anarchon.model import Answer, Millis, Run, RunState
+from celery_anarchon.model import Answer, Millis, Run, RunState, Traits
 
-
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """What a store can do. Declared per class, tested by the conformance kit, shown in the docs' table."""
-
-    leases: bool
-    """It stores who holds a run and until when, so that another process can take it over."""
-    horizon: Millis | None
-    """How long a claim is remembered; None: always."""
-    server_time: bool
-    """Leases and *too early* are judged by one clock that all beats share."""
-    durable: bool
-    """Claims survive a restart of the store."""
-    any_job_name: bool
-    """Job names may be any text."""
-    history_by_age: bool
-    """``history_ttl`` can be honoured."""
-    max_key_length: int | None = None
-    """Longest key in bytes, None: no limit that matters."""
+__all__ = [
+    "Beat",
+    "ClaimBackend",
+    "ClaimRequest",
+    "ClaimResult",
+    "Confirmation",
+    "GivenUp",
+    "Hold",
+    "Keep",
+    "LapsedClaim",
+    "LeaseBackend",
+    "Outcome",
+    "Registration",
+    "Sighting",
+    "Takeover",
+    "Traits",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,176 @@
+"""From a URL, a mapping or an object to a backend; URL schemes and the entry points ``celery_anarchon.backends``.
+
+Belongs here: names and the refusal of wrong ones, and masking of secrets. Does not belong here: any backend: each is
+imported when its scheme is asked for, so that a driver that nobody uses need not be installed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from celery_anarchon.backends.base import ClaimBackend
+from celery_anarchon.errors import ConfigurationError
+
+ENTRY_POINTS = "celery_anarchon.backends"
+
+_OURS = {
+    "memory": "celery_anarchon.backends.memory:MemoryBackend",
+    "sqlite": "celery_anarchon.backends.sqlite:SqliteBackend",
+}
+
+_EXTRAS = {
+    "redis": "redis",
+    "rediss": "redis",
+    "redis+socket": "redis",
+    "redis+cluster": "redis",
+    "sentinel": "redis",
+    "valkey": "valkey",
+    "valkeys": "valkey",
+    "postgresql": "postgres",
+    "postgres": "postgres",
+    "libsql": "libsql",
+    "libsql+http": "libsql",
+    "amqp": "rabbitmq",
+    "amqps": "rabbitmq",
+    "nats": "nats",
+    "tls": "nats",
+}
+"""Schemes whose stores we know by name -> the extra that brings the driver, once a backend for them is there."""
+
+_CELERY_PREFIXES = ("sqla+", "db+")
+_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|passwd|pwd|token|secret)[^=&]*=)[^&#]*", re.IGNORECASE)
+
+
+def backend_from(value: Any, **options: Any) -> ClaimBackend:
+    """The backend that a setting means: a URL, a mapping ``{"url": ..., option: ...}``, or a backend as it is.
+
+    :raises ConfigurationError: it means none; the text names the fix.
+    """
+    if isinstance(value, ClaimBackend):
+        if options:
+            raise ConfigurationError(
+                f"{_names(options)} cannot be set on a backend that is already made; give it to {type(value).__name__}(...)"
+            )
+        return value
+    if isinstance(value, str):
+        return backend_from_url(value, **options)
+    if isinstance(value, Mapping):
+        if not isinstance(value.get("url"), str):
+            raise ConfigurationError(f"a backend as a mapping needs the key 'url' with a text; its keys are {_names(value)}")
+        given = {str(name): setting for name, setting in value.items() if name != "url"}
+        return backend_from_url(value["url"], **given, **options)
+    if isinstance(value, type) and issubclass(value, ClaimBackend):
+        raise ConfigurationError(f"{value.__name__} is a class: make the backend, as in {value.__name__}(...)")
+    raise ConfigurationError(
+        f"a backend is a URL, a mapping with the key 'url', or a backend object, not a {type(value).__name__}"
+    )
+
+
+def backend_from_url(url: str, **options: Any) -> ClaimBackend:
+    """The backend of *url*, not opened yet. *options* and the URL's query are its constructor's options, by name.
+
+    :raises ConfigurationError: unknown scheme, unknown option or wrong value; the text names the fix and no secret.
+    """
+    for prefix in _CELERY_PREFIXES:
+        url = url.removeprefix(prefix)
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise ConfigurationError(f"{masked(url)!r} is no URL: expected scheme://..., such as sqlite:///anarchon.db")
+    return _backend_class(scheme.lower(), url).from_url(url, **options)
+
+
+def read_url(
+    url: str, known: Mapping[str, Callable[[str], Any]], options: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """What stands between ``://`` and ``?``, decoded, and the options of the query joined with *options*.
+
+    For the ``from_url`` of a backend.
+
+    :param known: each option's name and how its text is read; a ValueError or TypeError of the reader says what is wrong.
+    :raises ConfigurationError: an option that is unknown, given twice or has a wrong value.
+    """
+    body, _, query = url.partition("://")[2].partition("?")
+    pairs = [*parse_qsl(query, keep_blank_values=True), *options.items()]
+    joined: dict[str, Any] = {}
+    for name, value in pairs:
+        if name not in known:
+            raise ConfigurationError(
+                f"{masked(url)}: unknown option {name!r}{_nearest(name, known)}; known are {_names(known)}"
+            )
+        if name in joined:
+            raise ConfigurationError(f"{masked(url)}: option {name!r} is given twice")
+        try:
+            joined[name] = known[name](value) if isinstance(value, str) else value
+        except (ValueError, TypeError, ConfigurationError) as error:
+            raise ConfigurationError(f"{masked(url)}: option {name!r}: {error}") from None
+    return unquote(body), joined
+
+
+def masked(url: str) -> str:
+    """*url* without its passwords and tokens, for logs and errors. Text that is no URL stays, but for such options."""
+    start, separator, rest = url.partition("://")
+    if not separator:
+        return _SECRET_OPTION.sub(r"\1***", url)
+    body, question, query = rest.partition("?")
+    if "@" in question + query and "@" not in body and not query.partition("@")[0].count("="):
+        # An unescaped "?" in a password: what looks like a query is the rest of it.
+        body, question, query = rest, "", ""
+    if "@" in body and not body.startswith("/"):
+        # Up to the last "@" of a host, because people forget to escape the one in the password.
+        hosts = re.split(r"([,;])", body) if re.search(r"@[^@]*[,;][^@]*@", body) else [body]
+        body = "".join(_mask_login(host, start.lower()) for host in hosts)
+    return start + separator + body + _SECRET_OPTION.sub(r"\1***", question + query)
+
+
+def _mask_login(host: str, scheme: str) -> str:
+    login, at, address = host.rpartition("@")
+    user, colon, _ = login.partition(":")
+    if colon:
+        return f"{user}:***@{address}"
+    # NATS takes a token in the place of the user.
+    return f"***@{address}" if at and scheme in ("nats", "tls") else host
+
+
+def _backend_class(scheme: str, url: str) -> Any:
+    outsiders = {point.name.lower(): point for point in metadata.entry_points(group=ENTRY_POINTS)}
+    try:
+        if scheme in _OURS:
+            module, _, name = _OURS[scheme].partition(":")
+            return getattr(importlib.import_module(module), name)
+        if scheme in outsiders:
+            return outsiders[scheme].load()
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme)
+        fix = f': pip install "celery-anarchon[{extra}]"' if extra else f"; entry point {outsiders[scheme].value} names it"
+        raise ConfigurationError(f"the backend for {scheme}:// cannot be loaded ({error}){fix}") from error
+    except AttributeError as error:
+        raise ConfigurationError(
+            f"the backend for {scheme}:// cannot be loaded ({error}); entry point {outsiders[scheme].value} names it"
+        ) from error
+    here = sorted({*_OURS, *outsiders})
+    offered = ", ".join(f"{name}://" for name in here)
+    if scheme.startswith("sqlite+"):
+        raise ConfigurationError(
+            f"{masked(url)}: write sqlite:/// and the path, without a driver: it is always Python's own sqlite3; "
+            "for another driver hand SqliteBackend a SQLAlchemy Engine"
+        )
+    if scheme in _EXTRAS or scheme.partition("+")[0] in _EXTRAS:
+        raise ConfigurationError(f"{masked(url)}: {scheme}:// is not in this release, which has {offered}")
+    raise ConfigurationError(
+        f"{masked(url)}: unknown scheme {scheme}://{_nearest(scheme, here)}; this release has {offered}"
+    )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _names(names: Iterable[Any]) -> str:
+    return ", ".join(repr(str(name)) for name in names) or "none"

@@ -1,0 +1,596 @@
+"""The contract on tables, in SQLAlchemy Core, for every SQL store.
+
+Belongs here: tables, statements and the order in which a transaction uses them. Does not belong here: what a dialect does
+in its own way: connections, the begin of a write transaction, the store's clock, error words. Those are the methods under
+"what a dialect says", and a dialect's module is little more than they.
+
+Why it is exact. A batch is one transaction that is a *write* transaction from its first statement on, sorted by (job, slot);
+the floors of its jobs are read (and, where transactions run side by side, locked) by a statement of their own before
+anything else, because a lock taken inside the claiming statement is younger than that statement's view. Each answer is what
+a conditional write returned; only rows that it did not touch are read afterwards, in the same transaction.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Index,
+    Integer,
+    MetaData,
+    Row,
+    String,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    column,
+    delete,
+    func,
+    inspect,
+    literal,
+    null,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.types import TypeEngine
+
+from celery_anarchon import wire
+from celery_anarchon.backends.base import (
+    Beat,
+    ClaimRequest,
+    ClaimResult,
+    Confirmation,
+    GivenUp,
+    Hold,
+    Keep,
+    LapsedClaim,
+    LeaseBackend,
+    Outcome,
+    Registration,
+    Sighting,
+    Takeover,
+)
+from celery_anarchon.clock import SystemClock
+from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch
+from celery_anarchon.model import UNSETTLED, Answer, Millis, Run, RunState
+
+FINGERPRINTS_KEPT = 8
+BEATS_KEPT: Millis = 24 * 3_600_000
+"""How long a beat that vanished is remembered, whoever asks."""
+
+GIVEN_UP = frozenset({RunState.NOT_SENT, RunState.MISFIRE, RunState.SUPERSEDED})
+NEVER_A_RUN = frozenset({RunState.MISFIRE, RunState.SUPERSEDED, RunState.SKIPPED, RunState.PAUSED})
+_NO_MESSAGE = sorted(str(state) for state in GIVEN_UP | NEVER_A_RUN)
+
+_CLAIMED = str(RunState.CLAIMED)
+_DISPATCHED = str(RunState.DISPATCHED)
+_LOWEST: Millis = -(2**63)
+_ROWS_AT_ONCE = 5_000
+"""Rows of one statement: six values each stay below the 32,766 parameters that SQLite allows."""
+
+_SUFFIXES = ("_jobs", "_sights", "_beats", "_meta")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_LONGEST_NAME = 63 - len("_sights")
+"""PostgreSQL cuts longer names silently, and two tables would become one."""
+
+_Key = tuple[str, Millis]
+_T = TypeVar("_T")
+
+
+class Unusable(BackendUnavailable):
+    """It will not get better by itself. :meth:`SqlBackend.open` raises it as a ConfigurationError; a call in a running
+    beat as what it is to the beat: nothing was applied, ask again later."""
+
+
+class NoTables(Unusable):
+    """There are no tables of ours. Readers take it as an empty store."""
+
+
+class OwnConnections:
+    """The connections that a backend opened itself: one for each call in progress; idle ones wait for the next call.
+
+    No locks: append and pop of a deque are atomic, so :meth:`close` may interrupt a call of its own thread at any line
+    (X3). A call that was in progress then goes on, and closes its connection when it ends.
+    """
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._idle: deque[Connection] = deque()
+        self._inherited: list[Connection] = []
+        self._pid = os.getpid()
+        self._closed = False
+
+    def open(self) -> None:
+        self._closed = False
+
+    @contextmanager
+    def use(self) -> Iterator[Connection]:
+        if self._pid != os.getpid():
+            # Closing what the parent still uses would disturb it, and so would the garbage collector: keep it, unused.
+            self._inherited.extend(self._idle)
+            self._idle.clear()
+            self._pid = os.getpid()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            yield connection
+        except BaseException:
+            # Whatever state it is in: closing rolls back.
+            _close(connection)
+            raise
+        self._idle.append(connection)
+        if self._closed:
+            self.drop_idle()
+
+    def drop_idle(self) -> None:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return
+            _close(connection)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._pid == os.getpid():
+            self.drop_idle()
+
+
+def _close(connection: Connection) -> None:
+    with suppress(SQLAlchemyError):
+        connection.close()
+
+
+class Tables:
+    """The five tables of a namespace. Every instant and duration is a BIGINT of milliseconds."""
+
+    def __init__(self, name: str, schema: str | None) -> None:
+        self.metadata = MetaData(schema=schema)
+        self.runs = Table(
+            name,
+            self.metadata,
+            Column("job", Text, primary_key=True),
+            Column("slot", BigInteger, primary_key=True, autoincrement=False),
+            Column("state", String(16), nullable=False),
+            Column("owner", Text),  # who holds it, or who ended it; null: abandoned, or never a run
+            Column("attempt", Integer, nullable=False),
+            Column("lease_until", BigInteger),
+            Column("claimed_at", BigInteger),
+            Column("sent_at", BigInteger),
+            Column("ended_at", BigInteger),
+            Column("late", BigInteger),
+            Column("beat", Text),
+            Column("reason", Text),
+            sqlite_with_rowid=False,
+        )
+        held = self.runs.c.lease_until.is_not(None)
+        # Only held claims are in it, so that a look for lapsed ones costs the same however long the past is.
+        Index(f"{name}_lease", self.runs.c.lease_until, sqlite_where=held, postgresql_where=held)
+        self.jobs = Table(
+            name + "_jobs",
+            self.metadata,
+            Column("job", Text, primary_key=True),
+            Column("floor", BigInteger),
+            sqlite_with_rowid=False,
+        )
+        self.sights = Table(
+            name + "_sights",
+            self.metadata,
+            Column("job", Text, primary_key=True),
+            Column("fingerprint", Text, primary_key=True),
+            Column("since", BigInteger, nullable=False),
+            Column("turn", BigInteger, nullable=False),  # the highest of a job was sighted last
+            sqlite_with_rowid=False,
+        )
+        self.beats = Table(
+            name + "_beats",
+            self.metadata,
+            Column("owner", Text, primary_key=True),
+            Column("label", Text, nullable=False),
+            Column("version", Text, nullable=False),
+            Column("skew", BigInteger, nullable=False),
+            Column("schedule", Text, nullable=False),
+            Column("zones", Text, nullable=False),
+            Column("seen", BigInteger, nullable=False),
+        )
+        self.meta = Table(
+            name + "_meta",
+            self.metadata,
+            Column("key", Text, primary_key=True),
+            Column("value", Text, nullable=False),
+        )
+
+
+class _Statements:
+    """Every statement, built once: SQLAlchemy then compiles each once, and the driver prepares each once."""
+
+    def __init__(self, dialect: SqlBackend) -> None:
+        tables, insert, given = dialect.tables, dialect._insert, dialect._given
+        runs, jobs, sights, beats = tables.runs, tables.jobs, tables.sights, tables.beats
+        now: ColumnElement[int] = bindparam("now", type_=BigInteger)
+        the_job: ColumnElement[str] = bindparam("the_job", type_=Text)
+        the_jobs = bindparam("the_jobs", expanding=True, type_=Text)
+        claimed = runs.c.state == _CLAIMED
+
+        def same(asked: CTE, *names: str) -> ColumnElement[bool]:
+            return and_(*(runs.c[name] == asked.c[name] for name in ("job", "slot", *names)))
+
+        self.now = select(dialect._clock())
+        self.floors = select(jobs.c.job, jobs.c.floor).where(jobs.c.job.in_(the_jobs), jobs.c.floor.is_not(None))
+
+        new_run = insert(runs).on_conflict_do_nothing()
+        self.record = new_run
+        self.claim = new_run.returning(runs.c.job, runs.c.slot, runs.c.owner)
+        keys = given(job=Text(), slot=BigInteger())
+        self.read = select(runs.c.job, runs.c.slot, runs.c.state, runs.c.owner, runs.c.attempt).where(same(keys))
+        asked = given(job=Text(), slot=BigInteger(), owner=Text(), lease=BigInteger())
+        self.renew = (
+            update(runs)
+            .where(same(asked, "owner"), claimed)
+            .values(lease_until=now + asked.c.lease)
+            .returning(runs.c.job, runs.c.slot, runs.c.owner, runs.c.attempt)
+        )
+
+        def of_holder(*columns: tuple[str, TypeEngine[Any]]) -> tuple[CTE, ColumnElement[bool]]:
+            held = given(job=Text(), slot=BigInteger(), owner=Text(), attempt=Integer(), **dict(columns))
+            return held, and_(same(held, "owner", "attempt"), claimed)
+
+        key = (runs.c.job, runs.c.slot)
+        sent, holds = of_holder(("late", BigInteger()))
+        self.confirm = (
+            update(runs)
+            .where(holds)
+            .values(state=_DISPATCHED, lease_until=null(), sent_at=now, late=sent.c.late)
+            .returning(*key)
+        )
+        _, holds = of_holder()
+        self.abandon = update(runs).where(holds).values(owner=null(), lease_until=now).returning(*key)
+        ending, holds = of_holder(("ending", Text()), ("why", Text()))
+        self.give_up = (
+            update(runs)
+            .where(holds)
+            .values(state=ending.c.ending, reason=ending.c.why, lease_until=null(), ended_at=now)
+            .returning(*key)
+        )
+        wish = given(job=Text(), slot=BigInteger(), attempt=Integer(), owner=Text(), beat=Text(), lease=BigInteger())
+        self.takeover = (
+            update(runs)
+            .where(same(wish, "attempt"), claimed, or_(runs.c.lease_until <= now, runs.c.owner == wish.c.owner))
+            .values(owner=wish.c.owner, beat=wish.c.beat, lease_until=now + wish.c.lease)
+            .returning(*key)
+        )
+        self.lapsed = (
+            select(runs.c.job, runs.c.slot, runs.c.attempt, runs.c.owner)
+            .where(runs.c.lease_until <= now, claimed)
+            .order_by(runs.c.lease_until, runs.c.job, runs.c.slot)
+            .limit(bindparam("the_limit", type_=Integer))
+        )
+
+        newest_first = select(runs).where(runs.c.job == the_job).order_by(runs.c.slot.desc())
+        self.history = newest_first.limit(bindparam("the_limit", type_=Integer))
+        self.last_run = newest_first.where(runs.c.state.not_in(_NO_MESSAGE)).limit(1)
+
+        self.new_jobs = insert(jobs).on_conflict_do_nothing()
+        self.sights = select(sights).where(sights.c.job.in_(the_jobs))
+        sighted = insert(sights)
+        self.sighted = sighted.on_conflict_do_update(
+            index_elements=[sights.c.job, sights.c.fingerprint],
+            # Who comes first says since when. Moving it would fire, or skip, the past.
+            set_={"turn": sighted.excluded.turn},
+        )
+        self.forget_sight = delete(sights).where(
+            sights.c.job == the_job, sights.c.fingerprint == bindparam("the_fingerprint", type_=Text)
+        )
+        newest = select(func.max(runs.c.slot)).where(runs.c.job == jobs.c.job).scalar_subquery()
+        self.lasts = select(jobs.c.job, jobs.c.floor, newest.label("newest")).where(jobs.c.job.in_(the_jobs))
+
+        self.surplus = _surplus(runs, given(job=Text(), decided=BigInteger()))
+        below = and_(runs.c.job == the_job, runs.c.slot <= bindparam("the_bound", type_=BigInteger))
+        highest = select(func.max(runs.c.slot)).where(below).scalar_subquery()
+        self.raise_floor = update(jobs).where(jobs.c.job == the_job).values(floor=highest)
+        self.drop = delete(runs).where(below, runs.c.state.not_in(sorted(str(state) for state in UNSETTLED)))
+
+        seen = insert(beats)
+        self.beat_seen = seen.on_conflict_do_update(
+            index_elements=[beats.c.owner],
+            set_={name: seen.excluded[name] for name in ("label", "version", "skew", "schedule", "zones", "seen")},
+        )
+        self.old_beats = delete(beats).where(beats.c.seen < bindparam("the_oldest", type_=BigInteger))
+        self.beat_left = delete(beats).where(beats.c.owner == bindparam("the_owner", type_=Text))
+        self.beats = (
+            select(beats)
+            .where(beats.c.seen >= dialect._clock() - bindparam("within", type_=BigInteger))
+            .order_by(beats.c.label, beats.c.owner)
+        )
+
+
+def _surplus(runs: Table, keeps: CTE) -> Any:
+    """For each job its oldest slot and the first that must stay whatever `decided` says: an unsettled one, or one that is
+    both among the `size` newest and not too old. Below that one everything may go."""
+    inner, outer = runs.alias("inner_runs"), runs.alias("outer_runs")
+    first_over = (
+        select(inner.c.slot)
+        .where(inner.c.job == keeps.c.job)
+        .order_by(inner.c.slot.desc())
+        .limit(1)
+        .offset(bindparam("size", type_=Integer))
+        .correlate(keeps)
+        .scalar_subquery()
+    )
+    stays = or_(
+        outer.c.state.in_(sorted(str(state) for state in UNSETTLED)),
+        and_(
+            outer.c.slot > func.coalesce(first_over, literal(_LOWEST, BigInteger)),
+            func.coalesce(outer.c.ended_at, outer.c.sent_at, outer.c.claimed_at)
+            >= bindparam("fresh_since", type_=BigInteger),
+        ),
+    )
+    first_stays = select(func.min(outer.c.slot)).where(outer.c.job == keeps.c.job, stays).correlate(keeps)
+    oldest = select(func.min(inner.c.slot)).where(inner.c.job == keeps.c.job).correlate(keeps)
+    return select(
+        keeps.c.job,
+        keeps.c.decided,
+        first_stays.scalar_subquery().label("first_stays"),
+        oldest.scalar_subquery().label("oldest"),
+    )
+
+
+class SqlBackend(LeaseBackend):
+    """See the module. Subclasses name themselves, their traits, and what their dialect says."""
+
+    _has_schemas = False
+
+    def __init__(self, table: str, *, early_tolerance: Millis = 5_000) -> None:
+        schema, name = self._table_name(table)
+        self.namespace = table
+        self.early_tolerance = early_tolerance
+        self.tables = Tables(name, schema)
+        self._sql = _Statements(self)
+
+    # --- what a dialect says ------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _connection(self) -> AbstractContextManager[Connection]:
+        """A connection of nobody else's, in autocommit, and with no transaction open."""
+
+    @abc.abstractmethod
+    def _begin(self, connection: Connection) -> None:
+        """Begin a write transaction whose statements each see what was committed before them."""
+
+    @abc.abstractmethod
+    def _commit(self, connection: Connection) -> None:
+        """Commit. Raises OutcomeUnknown when it may or may not have been."""
+
+    @abc.abstractmethod
+    def _error(self, error: SQLAlchemyError) -> BackendUnavailable:
+        """What a driver's error means, in one line with the fix. Nothing was committed."""
+
+    @abc.abstractmethod
+    def _clock(self) -> ColumnElement[int]:
+        """The store's clock at this statement, in milliseconds."""
+
+    @abc.abstractmethod
+    def _insert(self, table: Table) -> Any:
+        """The dialect's INSERT, which knows ON CONFLICT."""
+
+    def _given(self, **columns: TypeEngine[Any]) -> CTE:
+        """A table of the rows that a statement is executed with, as its parameter ``rows``."""
+        # A join, because SQLite walks the whole table for (job, slot) IN (VALUES ...). Core's own VALUES would be compiled
+        # anew for each number of rows; an expanding parameter is not, and no Core construct takes one as a table.
+        names = ", ".join(f"column{number} AS {name}" for number, name in enumerate(columns, 1))
+        rows = text(f"SELECT {names} FROM :rows AS given_rows").bindparams(bindparam("rows", expanding=True))
+        return rows.columns(*(column(name, type_) for name, type_ in columns.items())).cte("given")
+
+    def _floors(self, connection: Connection, jobs: Iterable[str]) -> dict[str, Millis]:
+        """The floors of *jobs*. A dialect whose transactions run side by side locks these jobs until the commit."""
+        floors: dict[str, Millis] = {}
+        for some in _chunks(sorted(set(jobs))):
+            floors.update((job, floor) for job, floor in connection.execute(self._sql.floors, {"the_jobs": some}))
+        return floors
+
+    def _create_tables(self, connection: Connection) -> None:
+        """Make the tables, within a write transaction that found none."""
+        self.tables.metadata.create_all(connection, checkfirst=False)
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def open(self, app_name: str, *, create: bool = True) -> None:
+        try:
+            meta = self._read_meta()
+            if create and "app" not in (meta or {}):
+                meta = self._initialise(app_name)
+        except Unusable as error:
+            raise ConfigurationError(str(error)) from error
+        if meta is not None:
+            self._check_meta(meta, app_name)
+
+    def _read_meta(self) -> dict[str, str] | None:
+        try:
+            with self._reading() as connection:
+                return self._meta_in(connection)
+        except NoTables:
+            return None
+
+    def _initialise(self, app_name: str) -> dict[str, str]:
+        with self._writing() as connection:
+            # Once more, now that nobody else can: of many beats that start at once one makes the tables.
+            meta = self._meta_in(connection)
+            if meta is None:
+                self._create_tables(connection)
+                meta = {"layout": str(wire.LAYOUT_VERSION)}
+            new = [] if "app" in meta else [{"key": "app", "value": app_name}]
+            new += [{"key": "layout", "value": meta["layout"]}]
+            connection.execute(self._insert(self.tables.meta).on_conflict_do_nothing(), new)
+            return {"app": app_name, **meta}
+
+    def _meta_in(self, connection: Connection) -> dict[str, str] | None:
+        """What the namespace says of itself, None: there is no such namespace."""
+        present = inspect(connection)
+        schema = self.tables.metadata.schema
+        if present.has_table(self.tables.meta.name, schema):
+            return {key: value for key, value in connection.execute(select(self.tables.meta))}
+        foreign = [table.name for table in self.tables.metadata.sorted_tables if present.has_table(table.name, schema)]
+        if foreign:
+            raise Unusable(
+                f"{self.describe()}: there is a table {foreign[0]} that is not of this namespace; set table=... to a "
+                "name that nobody uses"
+            )
+        return None
+
+    def _check_meta(self, meta: dict[str, str], app_name: str) -> None:
+        if int(meta["layout"]) > wire.LAYOUT_VERSION:
+            raise LayoutMismatch(
+                f"{self.describe()}: layout {meta['layout']} was written by a newer celery-anarchon; this one knows "
+                f"{wire.LAYOUT_VERSION}: upgrade this process"
+            )
+        if meta.get("app", app_name) != app_name:
+            raise LayoutMismatch(
+                f"namespace {self.namespace}: belongs to app {meta['app']}, and this is app {app_name}; set table=... to "
+                "give this app its own"
+            )
+
+    def now(self) -> Millis:
+        try:
+            with self._reading() as connection:
+                return self._time(connection)
+        except NoTables:
+            return SystemClock().wall()
+
+    def _time(self, connection: Connection) -> Millis:
+        return int(connection.execute(self._sql.now).scalar_one())
+
+    # --- claims -------------------------------------------------------------------------------------------------------
+
+    def claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
+        if not requests:
+            return []
+        with self._writing() as connection:
+            floors = self._floors(connection, (request.job for request in requests))
+            # Read after the wait for the lock: a lease counts from when it is held.
+            now = self._time(connection)
+            above = sorted(
+                (request for request in requests if request.slot > floors.get(request.job, _LOWEST)), key=_key
+            )
+            early = now + self.early_tolerance
+            won = self._claim_new(connection, [request for request in above if request.slot <= early], now)
+            others = [request for request in above if won.get(_key(request)) != request.owner]
+            known = self._known(connection, others)
+            renewed = self._renew(
+                connection,
+                [r for r in others if (row := known.get(_key(r))) and row.owner == r.owner and row.state == _CLAIMED],
+                now,
+            )
+
+        def answer(request: ClaimRequest) -> ClaimResult:
+            key, owner = _key(request), request.owner
+            if request.slot <= floors.get(request.job, _LOWEST):
+                return ClaimResult(Answer.TOO_OLD)
+            if won.get(key) == owner:
+                return ClaimResult(Answer.WON)
+            if (key, owner) in renewed:
+                return ClaimResult(Answer.WON, renewed[key, owner])
+            row = known.get(key)
+            if row is None:
+                return ClaimResult(Answer.TOO_EARLY)
+            if row.owner == owner and row.state != _CLAIMED:
+                return ClaimResult(Answer.ALREADY_SENT, row.attempt)
+            return ClaimResult(Answer.TAKEN)
+
+        return [answer(request) for request in requests]
+
+    def _claim_new(self, connection: Connection, requests: Sequence[ClaimRequest], now: Millis) -> dict[_Key, str]:
+        """Insert what has no record; who owns what was inserted. A request that stands twice in a batch meets itself."""
+        if not requests:
+            return {}
+        rows = [
+            {
+                "job": request.job,
+                "slot": request.slot,
+                "state": _CLAIMED,
+                "owner": request.owner,
+                "attempt": 1,
+                "lease_until": now + request.lease,
+                "claimed_at": now,
+                "beat": request.beat,
+            }
+            for request in requests
+        ]
+        # fetchall: SQLite cannot commit while rows of a RETURNING are still to come.
+        return {(job, slot): owner for job, slot, owner in connection.execute(self._sql.claim, rows).fetchall()}
+
+    def _renew(
+        self, connection: Connection, requests: Sequence[ClaimRequest], now: Millis
+    ) -> dict[tuple[_Key, str], int]:
+        rows = [(request.job, request.slot, request.owner, request.lease) for request in requests]
+        renewed = self._execute(connection, self._sql.renew, rows, now=now)
+        return {((job, slot), owner): attempt for job, slot, owner, attempt in renewed}
+
+    def _known(self, connection: Connection, items: Iterable[Any]) -> dict[_Key, Row[Any]]:
+        keys = sorted({_key(item) for item in items})
+        return {(row.job, row.slot): row for row in self._execute(connection, self._sql.read, keys)}
+
+    def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
+        return self._end(
+            self._sql.confirm,
+            [(c.job, c.slot, c.owner, c.attempt, c.late) for c in confirmations],
+            confirmations,
+            [_DISPATCHED] * len(confirmations),
+        )
+
+    def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
+        for ending in endings:
+            if ending.state not in GIVEN_UP:
+                raise ValueError(f"a claim cannot be given up as {ending.state}")
+        return self._end(
+            self._sql.give_up,
+            [(e.job, e.slot, e.owner, e.attempt, str(e.state), e.reason) for e in endings],
+            endings,
+            [str(ending.state) for ending in endings],
+        )
+
+    def _end(self, statement: Any, rows: Sequence[tuple[Any, ...]], holds: Sequence[Hold], ends: list[str]) -> list[bool]:
+        """Apply *statement*; True for each hold whose record has come to its end by this holder, now or earlier."""
+        if not holds:
+            return []
+        with self._writing() as connection:
+            ended = {(job, slot) for job, slot in self._execute(connection, statement, sorted(rows), now=True)}
+            # Also those that stand twice in the batch: the first one may have changed it.
+            known = self._known(connection, (hold for hold in holds if _key(hold) not in ended or len(holds) > len(ended)))
+
+        def done(hold: Hold, end: str) -> bool:
+            row = known.get(_key(hold))
+            if row is None:
+                return _key(hold) in ended
+            return bool(row.state == end and row.owner == hold.owner and row.attempt == hold.attempt)
+
+        return [done(hold, end) for hold, end in zip(holds, ends)]
+
+    def abandon(self, holds: Sequence[Hold]) -> list[bool]:
+        if not holds:
+            return []
+        rows = sorted({(hold.job, hold.slot, hold.owner, hold.attempt) for hold in holds})
+        with self._writing() as connection:
+            before = {key: row for key, row in self._known(connection, holds).items()}
+            done = {(job, slot) for job, slot in self._execute(connection, self._sql.abandon, rows, now=True)}
+        return [
+            _key(hold) in done and (row := before[_key(hold)]).owner == hold.owner and row.attempt == hold.attempt
+            for hold in holds
+        ]

@@ -1,0 +1,422 @@
+"""Celery's schedules as timetables, and schedules of our own for Celery.
+
+Belongs here: :func:`timetable_of`, what it refuses and why; :class:`every`, :class:`cron` and :class:`at`, which are
+valid in any ``beat_schedule`` and keep their slots under stock beat too. Does not belong here: what a slot is
+(:mod:`celery_anarchon.timetable`).
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import logging
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any, Literal
+from zoneinfo import ZoneInfo
+
+from celery import Celery
+from celery import schedules as stock
+from celery.utils.time import LocalTimezone
+
+from celery_anarchon.durations import parse_duration
+from celery_anarchon.errors import ConfigurationError, OptionError
+from celery_anarchon.model import Millis
+from celery_anarchon.options import Kind
+from celery_anarchon.timetable import At, Interval, Timetable, at_instant, cron_from_fields, cron_from_text, zone_of
+
+__all__ = ["at", "cron", "every", "kind_of", "timetable_of"]
+
+logger = logging.getLogger("celery_anarchon.beat")
+
+NEVER = 100 * 366 * 86_400.0
+"""Seconds that stock beat is told to wait when there is no next slot: a number, because it computes with it, and so
+long that the entry never comes to the top of beat's heap."""
+
+_MS = timedelta(milliseconds=1)
+_FIXED_UTC = timezone.utc
+_EPOCH = datetime(1970, 1, 1, tzinfo=_FIXED_UTC)
+_UTC = ZoneInfo("UTC")
+_EVERY_MINUTE, _EVERY_HOUR, _EVERY_DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+_DUE = frozenset({"is_due", "remaining_estimate", "remaining_delta", "_delta_to_next"})
+_ZONED_CRONTABS = frozenset({("django_celery_beat.tzcrontab", "TzAwareCrontab")})
+"""Crontab classes whose ``is_due`` differs from stock in the zone only."""
+
+
+# --- schedules of our own ---------------------------------------------------------------------------------------------
+
+
+class _TimetableSchedule(stock.BaseSchedule):  # type: ignore[misc]
+    """A schedule whose answers under stock beat come from its timetable."""
+
+    def timetable(self) -> Timetable:
+        """As stock beat sees it: the zone, where one is needed, is the app's."""
+        raise NotImplementedError
+
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        """``(due, seconds)``: due once the first slot after *last_run_at* has come; then look again after *seconds*."""
+        timetable = self.timetable()
+        now = _millis(self.now())
+        slot = timetable.next(_millis(last_run_at))
+        due = slot is not None and slot <= now
+        coming = timetable.next(now) if due else slot
+        answer: tuple[bool, float] = stock.schedstate(due, NEVER if coming is None else (coming - now) / 1000)
+        return answer
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        """Time from now to the first slot after *last_run_at*: below zero if overdue, very long if there is none."""
+        slot = self.timetable().next(_millis(last_run_at))
+        return timedelta(seconds=NEVER) if slot is None else (slot - _millis(self.now())) * _MS
+
+    def _definition(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is type(self):
+            return self._definition() == other._definition()
+        return NotImplemented
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The app and what was read from it stay behind, as with stock schedules: beat sets its own on what it loads.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_app", "tz", "utc_enabled")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _app=None)
+
+
+class every(_TimetableSchedule):
+    """Every *interval*, on a grid from 1970-01-01T00:00Z that is the same on all hosts and after every restart.
+
+    :param interval: seconds, a timedelta, or text such as ``"90s"``, ``"30m"``, ``"1h30m"``, ``"1d"``; at least 0.1 s.
+    :param offset: a duration that shifts the grid, or ``"auto"``: by a hash of the job's name, to spread jobs. Stock
+        beat tells a schedule no name, so there ``"auto"`` shifts nothing.
+    :raises ConfigurationError: no such interval or offset.
+    """
+
+    def __init__(
+        self, interval: float | timedelta | str, *, offset: float | timedelta | str | Literal["auto"] = 0
+    ) -> None:
+        self.every_ms = parse_duration(interval, "every(): interval", negative=True)
+        self.offset: Millis | Literal["auto"]
+        self.offset = "auto" if offset == "auto" else parse_duration(offset, "every(): offset", negative=True)
+        with _named("every()"):
+            Interval(self.every_ms)
+        super().__init__()
+
+    def timetable(self) -> Interval:
+        return Interval(self.every_ms, 0 if self.offset == "auto" else self.offset)
+
+    def _definition(self) -> tuple[Any, ...]:
+        return self.every_ms, self.offset
+
+    def __repr__(self) -> str:
+        offset = "" if self.offset == 0 else f", offset={_seconds(self.offset)!r}"
+        return f"every({_seconds(self.every_ms)!r}{offset})"
+
+
+class cron(_TimetableSchedule):
+    """Cron text, by crontab(5)'s day rule; see :func:`celery_anarchon.timetable.cron_from_text`.
+
+    :param text: five fields, or an alias such as ``@daily``.
+    :param timezone: name of the zone (or a tzinfo with a name) that the text is meant in; None: the app's.
+    :param seconds: allow a 6th field, seconds, and a 7th, year.
+    :raises ConfigurationError: the text or the zone is wrong.
+    """
+
+    def __init__(self, text: str, *, timezone: str | tzinfo | None = None, seconds: bool = False) -> None:
+        with _named("cron()"):
+            self.zone = None if timezone is None else _zone(timezone)
+            self._fields = cron_from_text(text, self.zone or _UTC, seconds=seconds).fields.text
+        self.text = text
+        self.seconds = bool(seconds)
+        super().__init__()
+
+    def timetable(self) -> Timetable:
+        return cron_from_text(self.text, self.zone or _app_zone(self.app), seconds=self.seconds)
+
+    def _definition(self) -> tuple[Any, ...]:
+        return self._fields, None if self.zone is None else self.zone.key
+
+    def __repr__(self) -> str:
+        zone = "" if self.zone is None else f", timezone={self.zone.key!r}"
+        return f"cron({self.text!r}{zone}{', seconds=True' if self.seconds else ''})"
+
+
+class at(_TimetableSchedule):
+    """Once. An aware datetime is its instant; a naive one is meant in the app's zone: right after a gap that skips it,
+    in the first pass of an hour that is repeated.
+
+    :param when: a datetime, or its ISO text.
+    :raises ConfigurationError: no datetime.
+    """
+
+    def __init__(self, when: datetime | str) -> None:
+        if isinstance(when, str):
+            with contextlib.suppress(ValueError):
+                # Python 3.10 does not read the Z.
+                when = datetime.fromisoformat(when[:-1] + "+00:00" if when[-1:] in ("Z", "z") else when)
+        if not isinstance(when, datetime):
+            raise ConfigurationError(f"at(): write a datetime or its ISO text, such as 2026-03-29T02:30, not {when!r}")
+        self.when = when
+        super().__init__()
+
+    def timetable(self) -> At:
+        return self.timetable_in(_UTC if self._aware else _app_zone(self.app))
+
+    def timetable_in(self, zone: ZoneInfo) -> At:
+        """With a naive datetime meant in *zone*."""
+        return At(at_instant(self.when, zone))
+
+    @property
+    def _aware(self) -> bool:
+        return self.when.utcoffset() is not None
+
+    def _definition(self) -> tuple[Any, ...]:
+        return self._aware, _millis(self.when) if self._aware else self.when
+
+    def __repr__(self) -> str:
+        return f"at({self.when.isoformat()!r})"
+
+
+_KINDS = (
+    (every, Kind.INTERVAL),
+    (cron, Kind.CRON),
+    (at, Kind.AT),
+    (stock.crontab, Kind.CRON),
+    (stock.schedule, Kind.INTERVAL),
+)
+
+
+# --- timetables -------------------------------------------------------------------------------------------------------
+
+
+def kind_of(schedule: Any, *, job: str) -> Kind:
+    """What *schedule* is as far as job options care: an interval, a crontab or one instant.
+
+    :raises ConfigurationError: a schedule that cannot be run here; the text names *job*.
+    """
+    with _named(f"job {job!r}"):
+        return _kind(schedule)
+
+
+def timetable_of(
+    schedule: Any,
+    *,
+    job: str,
+    app: Celery,
+    offset: Millis | str | None = None,
+    timezone: str | None = None,
+) -> Timetable:
+    """The timetable of a schedule entry's *schedule*: a number of seconds, a timedelta, Celery's ``schedule`` or
+    ``crontab`` (with the zone of its ``tz``), or :class:`every`, :class:`cron`, :class:`at`.
+
+    :param offset: the job option: milliseconds, or ``"auto"`` for crc32 of the job's name modulo the interval.
+    :param timezone: the job option: name of the zone of a crontab that does not name its own.
+    :raises OptionError: *offset* or *timezone* where they mean nothing, or against what the schedule itself says.
+    :raises ConfigurationError: a schedule that cannot mean the same slots on every host, or that never comes.
+
+    Every text names the job, what is wrong, and the fix.
+    """
+    with _named(f"job {job!r}"):
+        kind = _kind(schedule)
+        if offset is not None and kind is not Kind.INTERVAL:
+            raise OptionError(f"option 'offset' shifts the grid of an interval, and this job is {_a(kind)}; remove it")
+        if timezone is not None and kind is not Kind.CRON:
+            raise OptionError(f"option 'timezone' is the zone of a crontab, and this job is {_a(kind)}; remove it")
+        if isinstance(schedule, at):
+            return schedule.timetable_in(_UTC if schedule._aware else _app_zone(app))
+        if isinstance(schedule, every):
+            return _interval(schedule.every_ms, _one_offset(schedule.offset, offset), job)
+        if isinstance(schedule, cron):
+            zone = _one_zone(schedule.zone, timezone) or _app_zone(app)
+            return cron_from_text(schedule.text, zone, seconds=schedule.seconds)
+        if isinstance(schedule, stock.crontab):
+            zone = _one_zone(_own_zone(schedule, app), timezone) or _app_zone(app)
+            return _cron_of_sets(schedule, zone)
+        if isinstance(schedule, stock.schedule):
+            if kind is Kind.CRON:
+                zone = _one_zone(None, timezone) or _app_zone(app)
+                return _cron_of_sets(_relative_crontab(schedule.run_every), zone)
+            if schedule.relative:
+                logger.warning(
+                    "job %r: relative=True means something only for one day, hour or minute; %s is counted from "
+                    "1970-01-01T00:00Z instead, on every host alike",
+                    job,
+                    schedule.run_every,
+                )
+            return _interval(parse_duration(schedule.run_every, "interval", negative=True), offset, job)
+        return _interval(parse_duration(schedule, "interval", negative=True), offset, job)
+
+
+def _kind(schedule: Any) -> Kind:
+    if isinstance(schedule, (bool, str)) or schedule is None:
+        raise ConfigurationError(
+            f"{schedule!r} is no schedule; write a number of seconds, a timedelta, a crontab(...), or one of "
+            'every("30m"), cron("0 3 * * *"), at(datetime)'
+        )
+    if isinstance(schedule, (int, float, timedelta)):
+        return Kind.INTERVAL
+    for known, kind in _KINDS:
+        if isinstance(schedule, known) and not _says_itself_when(type(schedule), known):
+            relative = known is stock.schedule and schedule.relative and _relative_crontab(schedule.run_every)
+            return Kind.CRON if relative else kind
+    cls = type(schedule)
+    raise ConfigurationError(
+        f"schedules of class {cls.__module__}.{cls.__qualname__} are not supported yet, because their slots cannot be "
+        "read off the definition; use a crontab, an interval, cron(), every() or at()"
+    )
+
+
+def _says_itself_when(cls: type, known: type) -> bool:
+    """Whether a subclass overrides what makes *known* due."""
+    between = cls.__mro__[: cls.__mro__.index(known)]
+    return any(
+        _DUE & vars(base).keys() and (base.__module__, base.__qualname__) not in _ZONED_CRONTABS for base in between
+    )
+
+
+def _a(kind: Kind) -> str:
+    return {Kind.INTERVAL: "an interval", Kind.CRON: "a crontab", Kind.AT: "due once"}[kind]
+
+
+def _interval(every_ms: Millis, offset: Millis | str | None, job: str) -> Interval:
+    if offset is None:
+        return Interval(every_ms)
+    if isinstance(offset, str):
+        Interval(every_ms)
+        if offset == "auto":
+            # Not hash(): that differs from process to process.
+            return Interval(every_ms, binascii.crc32(job.encode()) % every_ms)
+        offset = parse_duration(offset, "option 'offset'", negative=True)
+    return Interval(every_ms, offset)
+
+
+def _one_offset(own: Millis | Literal["auto"], option: Millis | str | None) -> Millis | str | None:
+    if option is None or option == own:
+        return own
+    if own == 0:
+        return option
+    raise OptionError("option 'offset' and the offset of every() differ; keep one of them")
+
+
+def _one_zone(own: ZoneInfo | None, option: str | None) -> ZoneInfo | None:
+    if option is None:
+        return own
+    try:
+        zone = zone_of(option)
+    except ConfigurationError as error:
+        raise OptionError(f"option 'timezone': {error}") from None
+    if own is not None and own.key != zone.key:
+        raise OptionError(
+            f"option 'timezone' is {zone.key!r} and the schedule itself says {own.key!r}; keep one of them"
+        )
+    return zone
+
+
+def _cron_of_sets(schedule: Any, zone: ZoneInfo) -> Timetable:
+    return cron_from_fields(
+        schedule.minute,
+        schedule.hour,
+        schedule.day_of_month,
+        schedule.month_of_year,
+        schedule.day_of_week,
+        zone,
+    )
+
+
+def _relative_crontab(run_every: timedelta) -> Any:
+    """Celery rounds a relative interval to local days, hours or minutes: for one of them that is a crontab."""
+    if run_every == _EVERY_DAY:
+        return stock.crontab(minute=0, hour=0)
+    if run_every == _EVERY_HOUR:
+        return stock.crontab(minute=0)
+    if run_every == _EVERY_MINUTE:
+        return stock.crontab()
+    return None
+
+
+# --- zones ------------------------------------------------------------------------------------------------------------
+
+
+def _app_zone(app: Any) -> ZoneInfo:
+    """The zone of the app's ``timezone``, UTC if that is not set.
+
+    :raises ConfigurationError: it is whatever the host's zone is.
+    """
+    zone = app.conf.timezone
+    if zone:
+        with _named("setting 'timezone'"):
+            return _zone(zone)
+    if app.conf.enable_utc:
+        return _UTC
+    raise ConfigurationError(
+        "enable_utc=False without a timezone means the zone of whatever host beat runs on; set timezone to a name such "
+        'as "Europe/Paris"'
+    )
+
+
+def _own_zone(schedule: Any, app: Any) -> ZoneInfo | None:
+    """The zone that a crontab names itself; None when it follows the app."""
+    if "tz" not in vars(schedule) and type(schedule).tz is stock.BaseSchedule.tz:
+        return None
+    zone = schedule.tz
+    # Celery keeps the app's zone in the schedule once it was asked for: that is still the app's.
+    return None if zone is None or zone is app.timezone else _zone(zone)
+
+
+def _zone(zone: str | tzinfo) -> ZoneInfo:
+    """*zone* by its name in the time zone database, whatever library made it.
+
+    :raises ConfigurationError: it has no name there, or is the host's.
+    """
+    if isinstance(zone, str):
+        return zone_of(zone)
+    if zone is _FIXED_UTC:
+        return _UTC
+    name = getattr(zone, "key", None) or getattr(zone, "zone", None) or _dateutil_name(zone)
+    if isinstance(zone, LocalTimezone) or name in ("local", "/etc/localtime"):
+        raise ConfigurationError(
+            f'timezone {zone!r} is the zone of whatever host this runs on; set a name such as "Europe/Paris"'
+        )
+    if not isinstance(name, str):
+        raise ConfigurationError(f'timezone {zone!r} has no name that every host knows; use one such as "Europe/Paris"')
+    return zone_of(name)
+
+
+def _dateutil_name(zone: tzinfo) -> str | None:
+    if not type(zone).__module__.startswith("dateutil."):
+        return None
+    if type(zone).__name__ == "tzutc":
+        return "UTC"
+    if type(zone).__name__ == "tzlocal":
+        return "local"
+    file = getattr(zone, "_filename", None)
+    return file.rpartition("zoneinfo/")[2] if isinstance(file, str) else None
+
+
+# --- small helpers ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Says what an error is about. The exact classes only: their constructors are known."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(f"{what}: {error}") from error.__cause__
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{what}: {error}") from error.__cause__
+
+
+def _millis(moment: datetime) -> Millis:
+    """Floored; Celery takes a naive datetime as UTC."""
+    if moment.utcoffset() is None:
+        moment = moment.replace(tzinfo=_FIXED_UTC)
+    return (moment - _EPOCH) // _MS
+
+
+def _seconds(duration: Millis | str) -> float | str:
+    if isinstance(duration, str):
+        return duration
+    return duration // 1000 if duration % 1000 == 0 else duration / 1000

@@ -1,0 +1,153 @@
+"""One or more dispatchers over the memory backend and a manual clock: the whole engine without a thread or a sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_anarchon import events
+from celery_anarchon.backends.memory import MemoryBackend, MemoryStore
+from celery_anarchon.dispatcher import Dispatcher
+from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
+from celery_anarchon.job import Job
+from celery_anarchon.model import Millis
+from celery_anarchon.options import JobOptions, Settings
+from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
+from celery_anarchon.testing.clock import ManualClock
+from celery_anarchon.timetable import Interval, Timetable
+
+SECOND: Millis = 1_000
+MINUTE: Millis = 60 * SECOND
+START: Millis = 1_774_746_000_000
+SETTINGS = Settings(lease=30 * SECOND, heartbeat=10 * SECOND, batch=100)
+
+
+@dataclass
+class Outbox:
+    """A broker that a test can switch off, and a list of what arrived."""
+
+    arrived: list[tuple[str, Millis, str]] = field(default_factory=list)
+    away: bool = False
+    mood: Callable[[Dispatch], None] | None = None
+    """Called before a message arrives; may raise."""
+    after: Callable[[Dispatch], None] | None = None
+    """Called when it has arrived; may raise."""
+    checks: int = 0
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.away:
+            raise BrokerAway("connection refused")
+
+    def publish(self, dispatch: Dispatch) -> None:
+        if self.away:
+            raise BrokerAway("connection refused")
+        if self.mood is not None:
+            self.mood(dispatch)
+        self.arrived.append((dispatch.job.name, dispatch.slot, dispatch.run_id))
+        if self.after is not None:
+            self.after(dispatch)
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def slots(self) -> list[tuple[str, Millis]]:
+        return [(job, slot) for job, slot, _ in self.arrived]
+
+
+class Moody(MemoryBackend):
+    """A memory backend whose calls can be made to fail, before or after they are applied."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.away = False
+        self.lose_reply_of: set[str] = set()
+        self.calls: list[str] = []
+
+
+def _moody(name: str) -> Any:
+    honest = getattr(MemoryBackend, name)
+
+    def call(self: Moody, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(name)
+        if self.away:
+            raise BackendUnavailable("no route to the store")
+        answer = honest(self, *args, **kwargs)
+        if name in self.lose_reply_of:
+            raise OutcomeUnknown("the reply was lost")
+        return answer
+
+    return call
+
+
+for _name in (
+    "open now claim confirm abandon give_up record register lapsed takeover tidy beat_seen beat_left beats".split()
+):
+    setattr(Moody, _name, _moody(_name))
+
+
+@dataclass
+class World:
+    """A store, a clock and a broker that several beats share."""
+
+    clock: ManualClock = field(default_factory=lambda: ManualClock(wall=START))
+    outbox: Outbox = field(default_factory=Outbox)
+    settings: Settings = SETTINGS
+    beats: dict[str, Dispatcher] = field(default_factory=dict)
+    seen: list[tuple[str, events.Event]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore(self.clock)
+
+    def beat(self, name: str = "a", *jobs: Job, publisher: Outbox | None = None, kind: Any = Dispatcher) -> Dispatcher:
+        beat: Dispatcher = kind(
+            backend=Moody(store=self.store),
+            publisher=publisher or self.outbox,
+            owner=f"owner-{name}",
+            label=name,
+            settings=self.settings,
+            clock=self.clock,
+            fanout=events.Fanout(lambda event: self.seen.append((name, event))),
+        )
+        beat.open()
+        beat.load({job.name: job for job in jobs})
+        self.beats[name] = beat
+        return beat
+
+    def backend(self, name: str = "a") -> Moody:
+        backend = self.beats[name].backend
+        assert isinstance(backend, Moody)
+        return backend
+
+    def run(self, span: Millis, *names: str, step: Millis | None = None) -> None:
+        """Let the named beats (default: all) tick for *span*, each when it asked to."""
+        until = self.clock.wall() + span
+        beats = [self.beats[name] for name in names or self.beats]
+        while True:
+            waits = [beat.tick() for beat in beats]
+            pause = max(1, min(step or until, round(min(waits) * 1000)))
+            if self.clock.wall() + pause > until:
+                self.clock.advance(until - self.clock.wall())
+                for beat in beats:
+                    beat.tick()
+                return
+            self.clock.advance(pause)
+
+    def events_of(self, kind: type[Any], name: str | None = None) -> list[Any]:
+        return [event for who, event in self.seen if isinstance(event, kind) and name in (None, who)]
+
+    def states(self, job: str) -> dict[Millis, str]:
+        reader = MemoryBackend(store=self.store)
+        return {
+            round(run.slot.timestamp() * 1000): f"{run.state}" + (f" ({run.reason})" if run.reason else "")
+            for run in reversed(reader.history(job, 1000))
+        }
+
+
+def job(name: str = "job", every: Millis = MINUTE, timetable: Timetable | None = None, **options: Any) -> Job:
+    return Job(name=name, timetable=timetable or Interval(every), options=JobOptions(**options), task=f"proj.{name}")
+
+
+__all__ = ["MINUTE", "SECOND", "SETTINGS", "START", "Moody", "Outbox", "PublishUnclear", "World", "job"]

@@ -1,0 +1,552 @@
+"""The loop: one message per slot, whatever fails half-way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_anarchon import events, wire
+from celery_anarchon.backends.memory import MemoryBackend
+from celery_anarchon.dispatcher import Dispatcher
+from celery_anarchon.model import Coalesce, Millis
+from celery_anarchon.options import Settings
+from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
+from celery_anarchon.timetable import At, Interval
+from tests.unit.engine import MINUTE, SECOND, START, World, job
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def minutes(*numbers: int, name: str = "job") -> list[tuple[str, Millis]]:
+    return [(name, START + number * MINUTE) for number in numbers]
+
+
+# --- the plain case ---------------------------------------------------------------------------------------------------
+
+
+def test_each_slot_is_sent_once_at_its_time(world: World) -> None:
+    world.beat("a", job())
+    world.run(3 * MINUTE + 1)
+    assert world.outbox.slots == minutes(1, 2, 3)
+    assert [event.late for event in world.events_of(events.Sent)] == [0, 0, 0]
+    assert world.states("job") == {slot: "dispatched" for _, slot in minutes(1, 2, 3)}
+
+
+def test_the_run_id_is_the_task_id(world: World) -> None:
+    world.beat("a", job())
+    world.run(MINUTE)
+    assert world.outbox.arrived[0][2] == wire.run_id("anarchon_runs", "job", START + MINUTE)
+
+
+def test_a_fleet_sends_each_slot_once_and_shares_a_burst(world: World) -> None:
+    jobs = [job(f"job-{number}") for number in range(40)]
+    world.settings = Settings(lease=30 * SECOND, heartbeat=10 * SECOND, batch=5)
+    for name in "abc":
+        world.beat(name, *jobs)
+    world.run(5 * MINUTE)
+    assert sorted(world.outbox.slots) == sorted(
+        slot for number in range(40) for slot in minutes(1, 2, 3, 4, 5, name=f"job-{number}")
+    )
+
+
+def test_beats_walk_a_burst_in_orders_of_their_own(world: World) -> None:
+    jobs = [job(f"job-{number}") for number in range(40)]
+    beats = [world.beat(name, *jobs) for name in "ab"]
+    for beat in beats:
+        beat.tick()
+    world.clock.advance(MINUTE)
+    for beat in beats:
+        beat.tick()
+    asked = {name: [event.job for event in world.events_of(events.Claimed, name)] for name in "ab"}
+    assert sorted(asked["a"]) == sorted(asked["b"]) == sorted(j.name for j in jobs)
+    assert asked["a"] != asked["b"]
+
+
+def test_the_wait_ends_at_the_next_slot_and_never_before(world: World) -> None:
+    beat = world.beat("a", job(every=7 * SECOND))
+    wait = beat.tick()
+    next_slot = (START // 7_000 + 1) * 7_000
+    assert world.clock.wall() + round(wait * 1000) == next_slot
+    world.clock.advance(next_slot - world.clock.wall() - 1)
+    assert beat.tick() == pytest.approx(0.001)
+    assert world.outbox.slots == []
+    world.clock.advance(1)
+    beat.tick()
+    assert world.outbox.slots == [("job", next_slot)]
+
+
+class Spied(Interval):
+    """Counts who is asked."""
+
+    asked = 0
+
+    def next(self, after: Millis) -> Millis:
+        self.asked += 1
+        return super().next(after)
+
+
+def test_a_tick_looks_only_at_what_is_due(world: World) -> None:
+    idle = [Spied(3_600 * SECOND) for _ in range(50)]
+    busy = Spied(MINUTE)
+    beat = world.beat("a", job(timetable=busy), *(job(f"idle-{n}", timetable=spy) for n, spy in enumerate(idle)))
+    beat.tick()
+    for spy in (busy, *idle):
+        spy.asked = 0
+    world.clock.advance(MINUTE)
+    beat.tick()
+    assert busy.asked > 0
+    assert sum(spy.asked for spy in idle) == 0
+
+
+# --- first sight, catch-up, edits -------------------------------------------------------------------------------------
+
+
+def test_a_new_job_never_fires_for_the_past(world: World) -> None:
+    world.clock.advance(30 * SECOND)
+    world.beat("a", job())
+    world.run(20 * SECOND)
+    assert world.outbox.slots == []
+    world.run(10 * SECOND)
+    assert world.outbox.slots == minutes(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "sent", "states"),
+    [
+        ({}, [4], ["superseded (newer-slot)"] * 2),
+        ({"catch_up": 0}, [], ["misfire (catch-up)"] * 3),
+        ({"coalesce": Coalesce.ALL}, [2, 3, 4], []),
+        ({"catch_up": 100 * SECOND, "coalesce": Coalesce.ALL}, [3, 4], ["misfire (catch-up)"]),
+        ({"max_late": 50 * SECOND}, [4], ["misfire (max-late)"] * 2),
+    ],
+)
+def test_missed_slots_after_downtime(world: World, options: Any, sent: list[int], states: list[str]) -> None:
+    world.beat("a", job(**options))
+    world.run(MINUTE + SECOND)
+    world.beats.pop("a").close()
+    world.clock.advance(3 * MINUTE + 10 * SECOND)
+    for name in "bcd":
+        world.beat(name, job(**options))
+    world.run(20 * SECOND)
+    assert world.outbox.slots == minutes(1, *sent)
+    assert [state for state in world.states("job").values() if state != "dispatched"] == states
+
+
+def test_an_edited_job_begins_anew_and_a_rollback_moves_nothing(world: World) -> None:
+    world.beat("a", job(every=10 * MINUTE))
+    world.run(MINUTE)
+    world.beats.pop("a").close()
+    world.clock.advance(30 * MINUTE)
+    # While everything was down, the job was edited: nothing of the new meaning is owed for the past.
+    world.beat("b", job(every=7 * MINUTE))
+    world.run(SECOND)
+    assert world.outbox.slots == []
+    world.beats.pop("b").close()
+    world.beat("c", job(every=10 * MINUTE))
+    world.run(SECOND)
+    assert world.outbox.slots == minutes(30)
+
+
+def test_live_changes(world: World) -> None:
+    beat = world.beat("a", job("kept"), job("gone"), job("edited"))
+    world.run(MINUTE)
+    beat.load({"kept": job("kept"), "edited": job("edited", every=2 * MINUTE), "new": job("new", every=30 * SECOND)})
+    world.run(MINUTE)
+    assert sorted(world.outbox.slots[3:]) == sorted(
+        [*minutes(2, name="kept"), *minutes(2, name="edited"), ("new", START + 90 * SECOND), *minutes(2, name="new")]
+    )
+
+
+def test_an_at_is_sent_once_and_one_from_before_the_first_sight_is_a_misfire(world: World) -> None:
+    past, future = At(START - SECOND), At(START + 5 * SECOND)
+    for name in "ab":
+        world.beat(name, job("past", timetable=past), job("future", timetable=future))
+    world.run(30 * SECOND)
+    assert world.outbox.slots == [("future", START + 5 * SECOND)]
+    assert list(world.states("past").values()) == ["misfire (before-first-seen)"]
+    world.beat("late", job("past", timetable=past))
+    world.run(SECOND, "late")
+    assert not world.events_of(events.SlotsGivenUp, "late"), "the warning comes once, not at each restart"
+
+
+def test_a_slow_moment_is_no_downtime(world: World) -> None:
+    beat = world.beat("a", job(every=SECOND))
+    beat.tick()
+    world.clock.advance(4_000)
+    beat.tick()
+    assert len(world.outbox.slots) == 4
+    assert not world.events_of(events.Stalled)
+
+
+def test_a_pause_is_downtime(world: World) -> None:
+    beat = world.beat("a", job(every=SECOND))
+    beat.tick()
+    world.clock.advance(20_000)
+    beat.tick()
+    assert world.outbox.slots == [("job", START + 20_000)]
+    assert len(world.events_of(events.Stalled)) == 1
+
+
+def test_a_new_beat_does_not_take_slots_from_a_slow_one(world: World) -> None:
+    slow = world.beat("slow", job(every=SECOND))
+    world.run(1_000)
+    world.clock.advance(3_000)
+    world.beat("new", job(every=SECOND)).tick()
+    assert world.outbox.slots[1:] == [("job", START + 4_000)]
+    slow.tick()
+    assert sorted(world.outbox.slots) == [("job", START + n * SECOND) for n in (1, 2, 3, 4)]
+
+
+# --- failures of the store --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["claim", "confirm", "register", "beat_seen", "record", "lapsed", "tidy"])
+def test_a_lost_reply_costs_nothing(world: World, call: str) -> None:
+    beat = world.beat("a", job(), job("other", every=MINUTE, catch_up=0))
+    if call not in ("register", "beat_seen"):
+        world.run(30 * SECOND)
+    world.backend().lose_reply_of = {call}
+    world.run(31 * SECOND)
+    world.backend().lose_reply_of = set()
+    world.run(START + 3 * MINUTE + SECOND - world.clock.wall())
+    assert sorted(world.outbox.slots) == sorted([*minutes(1, 2, 3), *minutes(1, 2, 3, name="other")])
+    assert set(world.states("job").values()) == {"dispatched"}
+    beat.close()
+
+
+def test_nothing_is_sent_while_the_store_is_away_and_it_is_said_once(world: World) -> None:
+    world.beat("a", job(every=10 * SECOND))
+    world.run(SECOND)
+    world.backend().away = True
+    world.run(35 * SECOND)
+    assert world.outbox.slots == []
+    assert [type(event.error) for event in world.events_of(events.StoreChanged)] != []
+    assert len(world.events_of(events.StoreChanged)) == 1
+    world.backend().away = False
+    world.run(6 * SECOND)
+    assert len(world.outbox.slots) in (1, 2)
+    assert world.outbox.slots[0] == ("job", START + 30 * SECOND)
+    assert len(world.events_of(events.StoreChanged)) == 2
+
+
+def test_a_store_that_is_away_at_the_start_is_waited_for(world: World) -> None:
+    beat = world.beat("a")
+    world.backend().away = True
+    beat._opened = False
+    beat.open()
+    beat.load({"job": job()})
+    world.run(30 * SECOND)
+    world.backend().away = False
+    world.run(MINUTE)
+    assert world.outbox.slots == minutes(1)
+
+
+def test_a_published_slot_whose_confirmation_failed_is_not_published_again(world: World) -> None:
+    world.beat("a", job(every=10 * SECOND))
+
+    def store_goes(_dispatch: Dispatch) -> None:
+        world.backend().away = True
+
+    world.outbox.after = store_goes
+    world.run(10 * SECOND)
+    world.outbox.after = None
+    world.run(3 * SECOND)
+    world.backend().away = False
+    world.run(5 * SECOND)
+    assert world.outbox.slots == [("job", START + 10 * SECOND)]
+    assert world.states("job") == {START + 10 * SECOND: "dispatched"}
+
+
+def test_a_bug_in_a_backend_does_not_end_the_beat(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.beat("a", job())
+    world.run(SECOND)
+    monkeypatch.setattr(MemoryBackend, "lapsed", lambda *_: 1 / 0)
+    world.run(30 * SECOND)
+    monkeypatch.undo()
+    world.run(30 * SECOND)
+    assert world.outbox.slots == minutes(1)
+
+
+# --- failures of the broker -------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_away_consumes_no_slot(world: World) -> None:
+    for name in "abc":
+        world.beat(name, job())
+    world.run(50 * SECOND)
+    world.outbox.away = True
+    world.run(30 * SECOND)
+    assert world.states("job") == {}
+    world.outbox.away = False
+    world.run(10 * SECOND)
+    assert world.outbox.slots == minutes(1)
+    for name in "abc":
+        assert len(world.events_of(events.BrokerChanged, name)) == 2
+
+
+def test_slots_missed_by_the_broker_collapse_once_for_the_fleet(world: World) -> None:
+    for name in "abc":
+        world.beat(name, job(every=10 * SECOND))
+    world.run(5 * SECOND)
+
+    def cut(_dispatch: Dispatch) -> None:
+        world.outbox.away = True
+        raise BrokerAway("reset")
+
+    world.outbox.mood = cut
+    world.run(35 * SECOND)
+    world.outbox.mood, world.outbox.away = None, False
+    world.run(6 * SECOND)
+    sent = [slot - START for _, slot in world.outbox.slots]
+    assert sent in ([40 * SECOND], [30 * SECOND, 40 * SECOND]), "one for the outage, and perhaps the one after it"
+    world.run(60 * SECOND)
+    assert set(world.states("job").values()) <= {"dispatched", "superseded (newer-slot)"}
+
+
+def test_a_sure_failure_leaves_the_slot_to_another_beat(world: World) -> None:
+    dead = World().outbox
+    dead.mood = _raise(BrokerAway("connection reset"))
+    world.beat("cut-off", job(), publisher=dead)
+    world.run(MINUTE, "cut-off")
+    dead.away = True
+    assert world.states("job") == {START + MINUTE: "claimed"}
+    world.beat("healthy", job())
+    world.run(11 * SECOND)
+    assert world.outbox.slots == minutes(1)
+    assert world.states("job") == {START + MINUTE: "dispatched"}
+
+
+def _raise(error: Exception) -> Any:
+    def mood(_dispatch: Dispatch) -> None:
+        raise error
+
+    return mood
+
+
+def test_an_unclear_publish_is_repeated_with_the_same_id(world: World) -> None:
+    world.beat("a", job())
+    attempts: list[str] = []
+
+    def unclear_once(dispatch: Dispatch) -> None:
+        attempts.append(dispatch.run_id)
+        if len(attempts) == 1:
+            raise PublishUnclear("timed out")
+
+    world.outbox.mood = unclear_once
+    world.run(MINUTE + 5 * SECOND)
+    assert len(attempts) == 2
+    assert len(set(attempts)) == 1
+    assert world.outbox.slots == minutes(1)
+    assert world.states("job") == {START + MINUTE: "dispatched"}
+
+
+def test_an_unclear_publish_is_anyones_after_its_deadline(world: World) -> None:
+    deaf = World().outbox
+    deaf.mood = _raise(PublishUnclear("timed out"))
+    world.beat("deaf", job(every=5 * MINUTE), publisher=deaf)
+    world.run(5 * MINUTE, "deaf")
+    world.beat("b", job(every=5 * MINUTE))
+    world.run(29 * SECOND)
+    assert world.outbox.slots == []
+    world.run(12 * SECOND)
+    assert world.outbox.slots == minutes(5)
+    assert len(world.events_of(events.Unclear, "deaf")) == 1, "said once, not at each try"
+
+
+def test_a_message_that_cannot_be_sent_ends_its_slot_and_the_others_go_on(world: World) -> None:
+    def refuse(dispatch: Dispatch) -> None:
+        if dispatch.job.name == "bad":
+            raise ValueError("cannot encode")
+
+    world.outbox.mood = refuse
+    world.beat("a", job("bad"), job("good"))
+    world.run(2 * MINUTE)
+    assert world.outbox.slots == minutes(1, 2, name="good")
+    assert list(world.states("bad").values()) == ["not-sent (publish-error)"] * 2
+
+
+# --- death, pauses, takeover ------------------------------------------------------------------------------------------
+
+
+class DiesAfterClaim(Dispatcher):
+    """Stops for good between claim and publish."""
+
+    def _publish(self, won: Any) -> None:
+        if list(won):
+            raise SystemExit("killed")
+
+
+def test_a_beat_killed_between_claim_and_publish_is_replaced(world: World) -> None:
+    world.beat("killed", job(), kind=DiesAfterClaim)
+    world.beats["killed"].tick()
+    world.clock.advance(MINUTE)
+    with pytest.raises(SystemExit):
+        world.beats["killed"].tick()
+    del world.beats["killed"]
+    world.beat("heir", job())
+    world.run(29 * SECOND)
+    assert world.outbox.slots == []
+    world.run(11 * SECOND)
+    assert world.outbox.slots == minutes(1), "within lease + heartbeat"
+    assert world.events_of(events.TookOver)[0].abandoned is False
+
+
+class Frozen(Dispatcher):
+    """Is paused for longer than its lease at one point, while another beat works."""
+
+    freeze_at = ""
+    thaw: Any = None
+
+    def _freeze(self, point: str) -> None:
+        if point == self.freeze_at:
+            self.freeze_at = ""
+            self.thaw()
+
+    def _claim(self, batch: Any) -> Any:
+        self._freeze("before claim")
+        won = super()._claim(batch)
+        self._freeze("after claim")
+        return won
+
+
+@pytest.mark.parametrize("point", ["before claim", "after claim"])
+def test_a_beat_paused_past_its_lease_sends_nothing_on_its_old_claim(world: World, point: str) -> None:
+    frozen = world.beat("frozen", job(), kind=Frozen)
+    world.run(SECOND)
+    world.beat("awake", job())
+    frozen.freeze_at, frozen.thaw = point, lambda: world.run(45 * SECOND, "awake")  # type: ignore[attr-defined]
+    world.run(59 * SECOND, "frozen")
+    world.run(5 * SECOND)
+    assert world.outbox.slots == minutes(1)
+
+
+def test_a_lapsed_claim_beyond_max_late_is_a_misfire(world: World) -> None:
+    world.beat("killed", job(max_late=20 * SECOND), kind=DiesAfterClaim)
+    world.beats["killed"].tick()
+    world.clock.advance(MINUTE)
+    with pytest.raises(SystemExit):
+        world.beats["killed"].tick()
+    del world.beats["killed"]
+    world.beat("heir", job(max_late=20 * SECOND))
+    world.run(41 * SECOND)
+    assert world.outbox.slots == []
+    assert world.states("job") == {START + MINUTE: "misfire (max-late)"}
+
+
+def test_a_beat_leaves_claims_of_jobs_it_does_not_know(world: World) -> None:
+    world.beat("killed", job(), kind=DiesAfterClaim)
+    world.beats["killed"].tick()
+    world.clock.advance(MINUTE)
+    with pytest.raises(SystemExit):
+        world.beats["killed"].tick()
+    del world.beats["killed"]
+    world.beat("newer", job("something else"))
+    world.run(50 * SECOND)
+    assert world.states("job") == {START + MINUTE: "claimed"}
+
+
+def test_a_broker_less_beat_takes_nothing_over(world: World) -> None:
+    world.beat("killed", job(), kind=DiesAfterClaim)
+    world.beats["killed"].tick()
+    world.clock.advance(MINUTE)
+    with pytest.raises(SystemExit):
+        world.beats["killed"].tick()
+    del world.beats["killed"]
+    world.outbox.away = True
+    world.beat("heir", job())
+    world.run(50 * SECOND)
+    assert "takeover" not in world.backend("heir").calls
+
+
+# --- stop -------------------------------------------------------------------------------------------------------------
+
+
+def test_close_leaves_nothing_to_the_lease(world: World) -> None:
+    deaf = World().outbox
+    deaf.mood = _raise(PublishUnclear("timed out"))
+    beat = world.beat("a", job(), publisher=deaf)
+    world.run(MINUTE)
+    beat.close()
+    beat.close()
+    world.beat("b", job())
+    world.run(SECOND, "b")
+    assert world.outbox.slots == minutes(1)
+
+
+def test_a_stop_in_mid_burst_finishes_what_was_won(world: World) -> None:
+    world.settings = Settings(lease=30 * SECOND, heartbeat=10 * SECOND, batch=10)
+    beat = world.beat("a", *(job(f"job-{number}") for number in range(50)))
+    beat.tick()
+    beat.stopping = lambda: len(world.outbox.arrived) > 3
+    world.clock.advance(MINUTE)
+    beat.tick()
+    beat.close()
+    assert len(world.outbox.arrived) == 10
+    reader = MemoryBackend(store=world.store)
+    assert reader.lapsed(100) == []
+    world.clock.advance(MINUTE)
+    assert reader.lapsed(100) == []
+
+
+def test_close_is_quick_when_the_store_is_away(world: World) -> None:
+    beat = world.beat("a", job())
+    world.run(SECOND)
+    world.backend().away = True
+    world.run(15 * SECOND)
+    before = len(world.backend().calls)
+    beat.close()
+    assert len(world.backend().calls) == before
+
+
+# --- clocks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_set_back_repeats_nothing(world: World) -> None:
+    world.beat("a", job())
+    world.run(5 * MINUTE)
+    world.clock.step(-3 * MINUTE)
+    world.run(3 * MINUTE)
+    assert world.outbox.slots == minutes(1, 2, 3, 4, 5)
+    world.run(MINUTE)
+    assert world.outbox.slots == minutes(1, 2, 3, 4, 5, 6)
+    assert len(world.events_of(events.ClockStepped)) == 1
+
+
+def test_a_clock_set_ahead_catches_up_under_the_rules(world: World) -> None:
+    world.beat("a", job())
+    world.run(MINUTE)
+    world.clock.step(10 * MINUTE)
+    world.run(SECOND)
+    assert world.outbox.slots == minutes(1, 11)
+
+
+def test_one_bad_timetable_does_not_hold_up_the_others(world: World) -> None:
+    class Broken:
+        key = "broken"
+
+        def next(self, after: Millis) -> Millis | None:
+            if after > START:
+                raise RuntimeError("no idea")
+            return START + SECOND
+
+        def last(self, until: Millis) -> Millis | None:
+            raise RuntimeError("no idea")
+
+        def count(self, after: Millis, until: Millis) -> int:
+            return 0
+
+    world.beat("a", job("broken", timetable=Broken()), job(every=SECOND))
+    world.run(10 * SECOND)
+    assert world.outbox.slots == [("job", START + n * SECOND) for n in range(1, 11)]
+    assert len(world.events_of(events.JobTrouble)) <= 2
+
+
+def test_the_history_is_bounded(world: World) -> None:
+    world.beat("a", job(every=SECOND, history_size=20))
+    world.run(120 * SECOND)
+    assert len(world.outbox.slots) == 120
+    assert len(world.states("job")) <= 20 + 11
