@@ -19,6 +19,8 @@ class Watched:
     job: Job
     cursor: Millis
     """Every slot at or below this is decided, as far as this beat knows. Moves last, and only forward."""
+    since: Millis
+    """When this beat began to watch it: what fell due before was missed."""
     not_before: Millis = 0
     """Not to be looked at earlier, whatever falls due: its timetable failed, or the store called it too early."""
     ticket: int = -1
@@ -42,9 +44,9 @@ class Agenda:
     def get(self, name: str) -> Watched | None:
         return self._watched.get(name)
 
-    def watch(self, job: Job, cursor: Millis) -> Watched:
+    def watch(self, job: Job, cursor: Millis, since: Millis) -> Watched:
         """Watch *job* from *cursor* on. It falls due once :meth:`plan_again` was called."""
-        watched = self._watched[job.name] = Watched(job, cursor)
+        watched = self._watched[job.name] = Watched(job, cursor, since)
         return watched
 
     def drop(self, name: str) -> None:

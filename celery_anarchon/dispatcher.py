@@ -122,6 +122,7 @@ class Dispatcher:
 
         self.agenda = Agenda()
         self._unregistered: dict[str, Job] = {}
+        self._loaded_at = self.clock.wall()
         self._store = Outage(self.clock)
         self._broker = Outage(self.clock)
         self._opened = False
@@ -170,6 +171,7 @@ class Dispatcher:
                 known.job = job
                 self._plan_again(known)
         self._roster.schedule_is(jobs)
+        self._loaded_at = self.clock.wall()
         self._pulse.excuse()
 
     # --- one tick -----------------------------------------------------------------------------------------------------
@@ -229,7 +231,7 @@ class Dispatcher:
                 job.options,
                 cursor=watched.cursor,
                 now=now,
-                working_since=self._pulse.working_since,
+                working_since=max(self._pulse.working_since, watched.since),
                 limit=self.settings.batch,
             )
         except Exception as error:
@@ -285,8 +287,10 @@ class Dispatcher:
     def _publish_one(self, item: _Won) -> None:
         late = max(0, self.clock.wall() - item.slot)
         run_id = wire.run_id(self.backend.namespace, item.job.name, item.slot)
-        named = {"job": item.job.name, "slot": item.slot, "run_id": run_id}
-        self.fanout.emit(events.Sending(**named, attempt=item.attempt, late=late, task=item.job.task))
+        job, slot = item.job.name, item.slot
+        self.fanout.emit(
+            events.Sending(job=job, slot=slot, run_id=run_id, attempt=item.attempt, late=late, task=item.job.task)
+        )
         try:
             self.publisher.publish(
                 Dispatch(job=item.job, slot=item.slot, attempt=item.attempt, run_id=run_id, late=late)
@@ -296,20 +300,18 @@ class Dispatcher:
             self._abandon(item)
         except PublishUnclear as error:
             if not item.unclear:
-                self.fanout.emit(events.Unclear(**named, error=error))
+                self.fanout.emit(events.Unclear(job=job, slot=slot, run_id=run_id, error=error))
             item.unclear = True
             self._unclear.append(item)
         except Exception as error:
-            self.fanout.emit(events.NotSent(**named, error=error))
+            self.fanout.emit(events.NotSent(job=job, slot=slot, run_id=run_id, error=error))
             self._ledger.give_up(self._ending(item, RunState.NOT_SENT, "publish-error"))
         else:
-            self.fanout.emit(events.Sent(**named, attempt=item.attempt, late=late))
+            self.fanout.emit(events.Sent(job=job, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
             self._ledger.confirm(
-                Confirmation(
-                    job=item.job.name, slot=item.slot, owner=self.owner, attempt=item.attempt, late=late
-                )
+                Confirmation(job=job, slot=slot, owner=self.owner, attempt=item.attempt, late=late)
             )
-            watched = self.agenda.get(item.job.name)
+            watched = self.agenda.get(job)
             if watched is not None:
                 self._roster.touched(watched)
         # Each branch left the slot with somebody: the store by a list above, or the retries by `_unclear`.
@@ -351,7 +353,7 @@ class Dispatcher:
             jobs = [job for job, _ in zip(self._unregistered.values(), range(REGISTER_BATCH))]
             for job, cursor in zip(jobs, self._first_cursors(jobs), strict=True):
                 del self._unregistered[job.name]
-                self._plan_again(self.agenda.watch(job, cursor))
+                self._plan_again(self.agenda.watch(job, cursor, self._loaded_at))
             self._pulse.look()
 
     def _first_cursors(self, jobs: Sequence[Job]) -> list[Millis]:

@@ -23,12 +23,12 @@ def held_back() -> Iterator[list[int]]:
         yield came
         return
     handlers: dict[int, Any] = {}
-    for number in HELD:
-        handler = signal.getsignal(number)
+    for held in HELD:
+        handler = signal.getsignal(held)
         # SIG_DFL (None: set by C code) would end the process at once; nobody asked for an orderly stop then.
         if callable(handler):
-            handlers[number] = handler
-            signal.signal(number, lambda came_in, _frame: came.append(came_in))
+            handlers[held] = handler
+            signal.signal(held, lambda came_in, _frame: came.append(came_in))
     try:
         yield came
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 from amqp.exceptions import IrrecoverableChannelError
 from celery import Celery, signature
 from celery.beat import BeatLazyFunc, ScheduleEntry
-from kombu import Connection
+from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
 from celery_anarchon import wire
@@ -78,9 +78,9 @@ class CeleryPublisher:
         """Raise unless the broker is there, as far as can be told without sending anything that lasts."""
         if not connection.connected:
             raise ConnectionResetError("the connection is closed")
-        client = getattr(connection.default_channel, "client", None)
-        if callable(getattr(client, "ping", None)):
-            client.ping()
+        ping = getattr(getattr(connection.default_channel, "client", None), "ping", None)
+        if callable(ping):
+            ping()
         transport = getattr(connection.connection, "transport", None)
         sock = getattr(transport, "sock", None)
         if sock is not None and select.select([sock], [], [], 0)[0]:

@@ -41,6 +41,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
 
     def __init__(self, app: Celery, *args: Any, lazy: bool = False, **kwargs: Any) -> None:
         self.dispatcher: Dispatcher | None = None
+        self.data: CountingDict
         self.fanout = events.Fanout(log_event)
         self._jobs: dict[str, Job] = {}
         self._stop_signals: list[int] = []
@@ -104,7 +105,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
     # --- the schedule, as Celery and its users see it -----------------------------------------------------------------
 
     def get_schedule(self) -> CountingDict:
-        return self.data  # type: ignore[no-any-return]
+        return self.data
 
     def set_schedule(self, schedule: Any) -> None:
         self.data = CountingDict()

@@ -253,7 +253,7 @@ class _Statements:
             held = given(job=Text(), slot=BigInteger(), owner=Text(), attempt=Integer(), **dict(columns))
             return held, and_(same(held, "owner", "attempt"), claimed)
 
-        key = (runs.c.job, runs.c.slot)
+        key = (runs.c.job, runs.c.slot, runs.c.owner, runs.c.attempt, runs.c.state)
         sent, holds = of_holder(("late", BigInteger()))
         self.confirm = (
             update(runs)
@@ -306,7 +306,7 @@ class _Statements:
         below = and_(runs.c.job == the_job, runs.c.slot <= bindparam("the_bound", type_=BigInteger))
         highest = select(func.max(runs.c.slot)).where(below).scalar_subquery()
         self.raise_floor = update(jobs).where(jobs.c.job == the_job).values(floor=highest)
-        self.drop = delete(runs).where(below, runs.c.state.not_in(sorted(str(state) for state in UNSETTLED)))
+        self.drop = delete(runs).where(below)
 
         seen = insert(beats)
         self.beat_seen = seen.on_conflict_do_update(
@@ -548,49 +548,304 @@ class SqlBackend(LeaseBackend):
         return {(row.job, row.slot): row for row in self._execute(connection, self._sql.read, keys)}
 
     def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
-        return self._end(
-            self._sql.confirm,
-            [(c.job, c.slot, c.owner, c.attempt, c.late) for c in confirmations],
-            confirmations,
-            [_DISPATCHED] * len(confirmations),
-        )
+        rows = [(*_hold(confirmation), confirmation.late) for confirmation in confirmations]
+        return self._end(self._sql.confirm, confirmations, rows, [_DISPATCHED] * len(rows))
 
     def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
         for ending in endings:
             if ending.state not in GIVEN_UP:
                 raise ValueError(f"a claim cannot be given up as {ending.state}")
-        return self._end(
-            self._sql.give_up,
-            [(e.job, e.slot, e.owner, e.attempt, str(e.state), e.reason) for e in endings],
-            endings,
-            [str(ending.state) for ending in endings],
-        )
+        rows = [(*_hold(ending), str(ending.state), ending.reason) for ending in endings]
+        return self._end(self._sql.give_up, endings, rows, [str(ending.state) for ending in endings])
 
-    def _end(self, statement: Any, rows: Sequence[tuple[Any, ...]], holds: Sequence[Hold], ends: list[str]) -> list[bool]:
-        """Apply *statement*; True for each hold whose record has come to its end by this holder, now or earlier."""
+    def _end(
+        self, statement: Any, holds: Sequence[Hold], rows: Sequence[tuple[Any, ...]], ends: Sequence[str]
+    ) -> list[bool]:
+        """Execute *statement*; True for each hold whose claim its holder has brought to its end, now or earlier."""
         if not holds:
             return []
         with self._writing() as connection:
-            ended = {(job, slot) for job, slot in self._execute(connection, statement, sorted(rows), now=True)}
-            # Also those that stand twice in the batch: the first one may have changed it.
-            known = self._known(connection, (hold for hold in holds if _key(hold) not in ended or len(holds) > len(ended)))
-
-        def done(hold: Hold, end: str) -> bool:
-            row = known.get(_key(hold))
-            if row is None:
-                return _key(hold) in ended
-            return bool(row.state == end and row.owner == hold.owner and row.attempt == hold.attempt)
-
-        return [done(hold, end) for hold, end in zip(holds, ends)]
+            # The first of several that name one hold: which of them an UPDATE takes is not said.
+            first = {row[:4]: row for row in reversed(rows)}
+            now = self._time(connection)
+            ended = {
+                (row.job, row.slot, row.owner, row.attempt): row.state
+                for row in self._execute(connection, statement, sorted(first.values(), key=_first_two), now=now)
+            }
+            for row in self._known(connection, (hold for hold in holds if _hold(hold) not in ended)).values():
+                ended[row.job, row.slot, row.owner, row.attempt] = row.state
+        return [ended.get(_hold(hold)) == end for hold, end in zip(holds, ends)]
 
     def abandon(self, holds: Sequence[Hold]) -> list[bool]:
         if not holds:
             return []
-        rows = sorted({(hold.job, hold.slot, hold.owner, hold.attempt) for hold in holds})
         with self._writing() as connection:
-            before = {key: row for key, row in self._known(connection, holds).items()}
-            done = {(job, slot) for job, slot in self._execute(connection, self._sql.abandon, rows, now=True)}
+            now = self._time(connection)
+            # Afterwards the record does not say any more who held it.
+            before = {(row.job, row.slot, row.owner, row.attempt) for row in self._known(connection, holds).values()}
+            rows = sorted({_hold(hold) for hold in holds})
+            open_again = {_first_two(row) for row in self._execute(connection, self._sql.abandon, rows, now=now)}
+        return [_key(hold) in open_again and _hold(hold) in before for hold in holds]
+
+    def record(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.state not in NEVER_A_RUN:
+                raise ValueError(f"{outcome.state} is no state of a slot that never became a run")
+        if not outcomes:
+            return
+        with self._writing() as connection:
+            floors = self._floors(connection, (outcome.job for outcome in outcomes))
+            now = self._time(connection)
+            rows = [
+                {
+                    "job": outcome.job,
+                    "slot": outcome.slot,
+                    "state": str(outcome.state),
+                    "attempt": 1,
+                    "ended_at": now,
+                    "beat": outcome.beat,
+                    "reason": outcome.reason,
+                }
+                for outcome in sorted(outcomes, key=_key)
+                if outcome.slot > floors.get(outcome.job, _LOWEST)
+            ]
+            if rows:
+                connection.execute(self._sql.record, rows)
+
+    def history(self, job: str, limit: int) -> list[Run]:
+        # A negative limit is none at all to SQLite.
+        return self._runs(self._sql.history, the_job=job, the_limit=max(limit, 0))
+
+    def last_run(self, job: str) -> Run | None:
+        return next(iter(self._runs(self._sql.last_run, the_job=job)), None)
+
+    def _runs(self, statement: Any, **values: Any) -> list[Run]:
+        try:
+            with self._reading() as connection:
+                rows = connection.execute(statement, values).fetchall()
+        except NoTables:
+            return []
+        return [self._run(row) for row in rows]
+
+    def _run(self, row: Row[Any]) -> Run:
+        return Run(
+            job=row.job,
+            slot=wire.moment(row.slot),
+            run_id=wire.run_id(self.namespace, row.job, row.slot),
+            state=RunState(row.state),
+            reason=row.reason,
+            attempt=row.attempt,
+            claimed_at=_moment(row.claimed_at),
+            sent_at=_moment(row.sent_at),
+            ended_at=_moment(row.ended_at),
+            late=None if row.late is None else row.late / 1000,
+            beat=row.beat or None,
+        )
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    def register(self, sightings: Sequence[Sighting]) -> list[Registration]:
+        if not sightings:
+            return []
+        jobs = sorted({sighting.job for sighting in sightings})
+        with self._writing() as connection:
+            connection.execute(self._sql.new_jobs, [{"job": job} for job in jobs])
+            self._floors(connection, jobs)
+            now = self._time(connection)
+            sinces = self._sight(connection, sightings, jobs, now)
+            lasts: dict[str, Millis | None] = {}
+            for some in _chunks(jobs):
+                for job, floor, newest in connection.execute(self._sql.lasts, {"the_jobs": some}):
+                    lasts[job] = floor if newest is None else newest
         return [
-            _key(hold) in done and (row := before[_key(hold)]).owner == hold.owner and row.attempt == hold.attempt
-            for hold in holds
+            Registration(since=since, last=lasts[sighting.job]) for since, sighting in zip(sinces, sightings)
         ]
+
+    def _sight(
+        self, connection: Connection, sightings: Sequence[Sighting], jobs: Sequence[str], now: Millis
+    ) -> list[Millis]:
+        known: dict[str, dict[str, tuple[Millis, int]]] = {job: {} for job in jobs}
+        for some in _chunks(jobs):
+            for row in connection.execute(self._sql.sights, {"the_jobs": some}):
+                known[row.job][row.fingerprint] = row.since, row.turn
+        changed: set[tuple[str, str]] = set()
+        forgotten: set[tuple[str, str]] = set()
+        sinces = []
+        for sighting in sightings:
+            job, fingerprint, of_job = sighting.job, sighting.fingerprint, known[sighting.job]
+            latest = max((turn for _, turn in of_job.values()), default=0)
+            since, turn = of_job.get(fingerprint, (now, 0))
+            sinces.append(since)
+            if turn == latest > 0:
+                continue
+            of_job[fingerprint] = since, latest + 1
+            changed.add((job, fingerprint))
+            if len(of_job) > FINGERPRINTS_KEPT:
+                oldest = min(of_job, key=lambda name: of_job[name][1])
+                del of_job[oldest]
+                forgotten.add((job, oldest))
+        if forgotten:
+            rows = [{"the_job": job, "the_fingerprint": fingerprint} for job, fingerprint in sorted(forgotten)]
+            connection.execute(self._sql.forget_sight, rows)
+        rows = [
+            {"job": job, "fingerprint": fingerprint, "since": since, "turn": turn}
+            for job, fingerprint in sorted(changed)
+            if fingerprint in known[job]
+            for since, turn in [known[job][fingerprint]]
+        ]
+        if rows:
+            connection.execute(self._sql.sighted, rows)
+        return sinces
+
+    def lapsed(self, limit: int) -> list[LapsedClaim]:
+        try:
+            with self._reading() as connection:
+                values = {"now": self._time(connection), "the_limit": max(limit, 0)}
+                rows = connection.execute(self._sql.lapsed, values).fetchall()
+        except NoTables:
+            return []
+        return [
+            LapsedClaim(job=job, slot=slot, attempt=attempt, abandoned=owner is None)
+            for job, slot, attempt, owner in rows
+        ]
+
+    def takeover(self, wishes: Sequence[Takeover]) -> list[int | None]:
+        if not wishes:
+            return []
+        rows = [(w.job, w.slot, w.from_attempt, w.owner, w.beat, w.lease) for w in sorted(wishes, key=_key)]
+        with self._writing() as connection:
+            now = self._time(connection)
+            taken = {
+                (row.job, row.slot, row.owner, row.attempt)
+                for row in self._execute(connection, self._sql.takeover, rows, now=now)
+            }
+        return [
+            wish.from_attempt if (wish.job, wish.slot, wish.owner, wish.from_attempt) in taken else None
+            for wish in wishes
+        ]
+
+    def tidy(self, keeps: Sequence[Keep]) -> int:
+        if not keeps:
+            return 0
+        with self._reading() as connection:
+            # Mostly there is nothing to drop: find out without keeping claims waiting.
+            if not self._bounds(connection, keeps):
+                return 0
+        with self._writing() as connection:
+            connection.execute(self._sql.new_jobs, [{"job": job} for job in sorted({keep.job for keep in keeps})])
+            self._floors(connection, (keep.job for keep in keeps))
+            bounds = self._bounds(connection, keeps)
+            if not bounds:
+                return 0
+            rows = [{"the_job": job, "the_bound": bound} for job, bound in sorted(bounds.items())]
+            connection.execute(self._sql.raise_floor, rows)
+            return connection.execute(self._sql.drop, rows).rowcount
+
+    def _bounds(self, connection: Connection, keeps: Sequence[Keep]) -> dict[str, Millis]:
+        """For each job that has something to drop, the slot up to which it goes."""
+        alike: dict[tuple[int, Millis | None], list[tuple[str, Millis]]] = {}
+        for keep in keeps:
+            alike.setdefault((keep.history_size, keep.history_ttl), []).append((keep.job, keep.decided))
+        now = self._time(connection)
+        bounds: dict[str, Millis] = {}
+        for (size, ttl), rows in alike.items():
+            fresh_since = _LOWEST if ttl is None else now - ttl
+            found = self._execute(connection, self._sql.surplus, sorted(rows), size=size, fresh_since=fresh_since)
+            for job, decided, first_stays, oldest in found:
+                bound = decided if first_stays is None else min(decided, first_stays - 1)
+                if oldest is not None and oldest <= bound:
+                    bounds[job] = max(bound, bounds.get(job, bound))
+        return bounds
+
+    def beat_seen(self, beat: Beat) -> Millis:
+        with self._writing() as connection:
+            now = self._time(connection)
+            connection.execute(self._sql.beat_seen, [{**vars(beat), "seen": now}])
+            connection.execute(self._sql.old_beats, {"the_oldest": now - BEATS_KEPT})
+        return now
+
+    def beat_left(self, owner: str) -> None:
+        with self._writing() as connection:
+            connection.execute(self._sql.beat_left, {"the_owner": owner})
+
+    def beats(self, within: Millis) -> list[Beat]:
+        try:
+            with self._reading() as connection:
+                rows = connection.execute(self._sql.beats, {"within": within}).fetchall()
+        except NoTables:
+            return []
+        return [Beat(**row._mapping) for row in rows]
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._calling() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with self._calling() as connection:
+            self._begin(connection)
+            try:
+                yield connection
+            except BaseException:
+                with suppress(SQLAlchemyError):
+                    connection.exec_driver_sql("ROLLBACK")
+                raise
+            self._commit(connection)
+
+    @contextmanager
+    def _calling(self) -> Iterator[Connection]:
+        try:
+            with self._connection() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise self._error(error) from error
+
+    def _execute(
+        self, connection: Connection, statement: Any, rows: Sequence[tuple[Any, ...]], **values: Any
+    ) -> list[Row[Any]]:
+        """The rows that *statement* returns for the given ones."""
+        found: list[Row[Any]] = []
+        for some in _chunks(rows):
+            found += connection.execute(statement, {"rows": some, **values}).fetchall()
+        return found
+
+    # --- names --------------------------------------------------------------------------------------------------------
+
+    def _table_name(self, table: Any) -> tuple[str | None, str]:
+        schema, dot, name = table.rpartition(".") if isinstance(table, str) else ("", "", "")
+        if dot and not self._has_schemas:
+            raise ConfigurationError(f"table={table!r}: {self.name} has no schemas; give a name without a dot")
+        for part in (schema, name) if dot else (name,):
+            if not _IDENTIFIER.fullmatch(part) or len(part) > _LONGEST_NAME or part.lower().startswith("sqlite_"):
+                raise ConfigurationError(
+                    f"table={table!r}: give a name of letters, digits and _, not beginning with a digit or sqlite_, of at "
+                    f"most {_LONGEST_NAME} characters" + (", or schema.name" if self._has_schemas else "")
+                )
+        if name.lower().endswith(_SUFFIXES):
+            raise ConfigurationError(
+                f"table={table!r}: names ending in {', '.join(_SUFFIXES)} are those of the tables beside it; choose another"
+            )
+        return schema or None, name
+
+
+def _key(item: Any) -> _Key:
+    return item.job, item.slot
+
+
+def _first_two(row: Any) -> _Key:
+    return row[0], row[1]
+
+
+def _hold(hold: Hold) -> tuple[str, Millis, str, int]:
+    return hold.job, hold.slot, hold.owner, hold.attempt
+
+
+def _moment(at: Millis | None) -> datetime | None:
+    return None if at is None else wire.moment(at)
+
+
+def _chunks(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    return (items[start : start + _ROWS_AT_ONCE] for start in range(0, len(items), _ROWS_AT_ONCE))

@@ -419,7 +419,7 @@ def test_live_changes_of_the_setting(stage: Stage) -> None:
     stage.app.conf.beat_schedule = {"c": {"task": "t", "schedule": 60}}
     stage.run(MINUTE)
     assert sorted(stage.sent()) == sorted([*slots("a", 1, 2), *slots("b", 2, 3), *slots("c", 4)])
-    assert set(scheduler.schedule) == {"c"}
+    assert set(scheduler.schedule) == {"c", "celery.backend_cleanup"}
 
 
 def test_a_change_inside_an_entry_is_seen_by_the_full_compare(stage: Stage) -> None:
@@ -451,7 +451,8 @@ def test_a_job_that_turns_bad_is_reported_and_the_others_go_on(stage: Stage, cap
     assert len([record for record in caplog.records if "'a'" in record.getMessage()]) == 1
     stage.app.conf.beat_schedule["a"] = {"task": "t", "schedule": 60}
     stage.run(MINUTE)
-    assert sorted(stage.sent()) == sorted([*slots("a", 4), *slots("b", 4)])
+    # While it was bad nobody sent it: the latest missed slot is caught up, as after any downtime.
+    assert sorted(stage.sent()) == sorted([*slots("a", 3, 4), *slots("b", 4)])
 
 
 # --- Anarchon(app) ----------------------------------------------------------------------------------------------------
@@ -459,7 +460,7 @@ def test_a_job_that_turns_bad_is_reported_and_the_others_go_on(stage: Stage, cap
 
 def test_anarchon_defines_jobs_and_reads_runs(stage: Stage) -> None:
     @stage.app.task(shared=False)
-    def work(x: int) -> None: ...
+    def work(x: int, y: int = 0) -> None: ...
 
     anarchon = Anarchon(stage.app, jitter=0)
     anarchon.every("every", "1m", work, (1,), {"y": 2}, options={"priority": 3}, history_size=5)

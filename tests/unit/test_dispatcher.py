@@ -13,7 +13,7 @@ from celery_anarchon.model import Coalesce, Millis
 from celery_anarchon.options import Settings
 from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
 from celery_anarchon.timetable import At, Interval
-from tests.unit.engine import MINUTE, SECOND, START, World, job
+from support.engine import MINUTE, SECOND, START, World, job
 
 
 @pytest.fixture
