@@ -1,7 +1,7 @@
 """The contract in plain dictionaries: the reference that every other store is compared with.
 
-Belongs here: the shortest correct text of each clause of :mod:`.base`. Does not belong here: anything that makes it fast
-or lasting. One process only, for tests and demos: the records die with it.
+Belongs here: the shortest correct text of each clause of :mod:`.base`. Does not belong here: anything that makes it
+fast or lasting. One process only, for tests and demos: the records die with it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Space:
     beats: dict[str, Beat] = field(default_factory=dict)
 
     def find(self, job: str, slot: Millis) -> _Record | None:
-        return self.runs[job].get(slot) if job in self.runs else None
+        return self.runs.get(job, {}).get(slot)
 
     def below_floor(self, job: str, slot: Millis) -> bool:
         return job in self.floors and slot <= self.floors[job]
@@ -145,8 +145,8 @@ class MemoryBackend(LeaseBackend):
         with self._locked() as (space, _):
             if space.layout > wire.LAYOUT_VERSION:
                 raise LayoutMismatch(
-                    f"namespace {self.namespace}: layout {space.layout} was written by a newer celery-anarchon; this one "
-                    f"knows {wire.LAYOUT_VERSION}: upgrade this process"
+                    f"namespace {self.namespace}: layout {space.layout} was written by a newer celery-anarchon; this "
+                    f"one knows {wire.LAYOUT_VERSION}: upgrade this process"
                 )
             if space.app_name not in (None, app_name):
                 raise LayoutMismatch(
@@ -237,12 +237,12 @@ class MemoryBackend(LeaseBackend):
 
     def history(self, job: str, limit: int) -> list[Run]:
         with self._locked() as (space, _):
-            records = space.runs[job] if job in space.runs else {}
+            records = space.runs.get(job, {})
             return [self._run(job, slot, records[slot]) for slot in heapq.nlargest(limit, records)]
 
     def last_run(self, job: str) -> Run | None:
         with self._locked() as (space, _):
-            records = space.runs[job] if job in space.runs else {}
+            records = space.runs.get(job, {})
             sent = [slot for slot, record in records.items() if record.state not in _NO_MESSAGE]
             return self._run(job, max(sent), records[max(sent)]) if sent else None
 
@@ -274,7 +274,7 @@ class MemoryBackend(LeaseBackend):
         known[sighting.fingerprint] = since
         while len(known) > FINGERPRINTS_KEPT:
             del known[next(iter(known))]
-        slots = list(space.runs[sighting.job]) if sighting.job in space.runs else []
+        slots = list(space.runs.get(sighting.job, {}))
         if sighting.job in space.floors:
             slots.append(space.floors[sighting.job])
         return Registration(since=since, last=max(slots, default=None))
@@ -307,7 +307,7 @@ class MemoryBackend(LeaseBackend):
             return sum(self._tidy(space, now, keep) for keep in keeps)
 
     def _tidy(self, space: _Space, now: Millis, keep: Keep) -> int:
-        records = space.runs[keep.job] if keep.job in space.runs else {}
+        records = space.runs.get(keep.job, {})
         surplus = len(records) - keep.history_size
         dropped = 0
         # Oldest slot first, and the first that stays ends it: a floor above a slot that stays would close that slot.

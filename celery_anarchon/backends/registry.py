@@ -55,14 +55,15 @@ def backend_from(value: Any, **options: Any) -> ClaimBackend:
     if isinstance(value, ClaimBackend):
         if options:
             raise ConfigurationError(
-                f"{_names(options)} cannot be set on a backend that is already made; give it to {type(value).__name__}(...)"
+                f"{_names(options)} cannot be set on a backend that is already made: give it to "
+                f"{type(value).__name__}(...)"
             )
         return value
     if isinstance(value, str):
         return backend_from_url(value, **options)
     if isinstance(value, Mapping):
         if not isinstance(value.get("url"), str):
-            raise ConfigurationError(f"a backend as a mapping needs the key 'url' with a text; its keys are {_names(value)}")
+            raise ConfigurationError(f"a backend as a mapping needs the key 'url', a text; its keys are {_names(value)}")
         given = {str(name): setting for name, setting in value.items() if name != "url"}
         return backend_from_url(value["url"], **given, **options)
     if isinstance(value, type) and issubclass(value, ClaimBackend):
@@ -82,7 +83,8 @@ def backend_from_url(url: str, **options: Any) -> ClaimBackend:
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise ConfigurationError(f"{masked(url)!r} is no URL: expected scheme://..., such as sqlite:///anarchon.db")
-    return _backend_class(scheme.lower(), url).from_url(url, **options)
+    backend: ClaimBackend = _backend_class(scheme.lower(), url).from_url(url, **options)
+    return backend
 
 
 def read_url(
@@ -92,7 +94,7 @@ def read_url(
 
     For the ``from_url`` of a backend.
 
-    :param known: each option's name and how its text is read; a ValueError or TypeError of the reader says what is wrong.
+    :param known: each option's name and how its text is read; a ValueError or TypeError of that says what is wrong.
     :raises ConfigurationError: an option that is unknown, given twice or has a wrong value.
     """
     body, _, query = url.partition("://")[2].partition("?")
@@ -138,21 +140,12 @@ def _mask_login(host: str, scheme: str) -> str:
 
 
 def _backend_class(scheme: str, url: str) -> Any:
+    if scheme in _OURS:
+        module, _, name = _OURS[scheme].partition(":")
+        return getattr(importlib.import_module(module), name)
     outsiders = {point.name.lower(): point for point in metadata.entry_points(group=ENTRY_POINTS)}
-    try:
-        if scheme in _OURS:
-            module, _, name = _OURS[scheme].partition(":")
-            return getattr(importlib.import_module(module), name)
-        if scheme in outsiders:
-            return outsiders[scheme].load()
-    except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        fix = f': pip install "celery-anarchon[{extra}]"' if extra else f"; entry point {outsiders[scheme].value} names it"
-        raise ConfigurationError(f"the backend for {scheme}:// cannot be loaded ({error}){fix}") from error
-    except AttributeError as error:
-        raise ConfigurationError(
-            f"the backend for {scheme}:// cannot be loaded ({error}); entry point {outsiders[scheme].value} names it"
-        ) from error
+    if scheme in outsiders:
+        return _load(outsiders[scheme], scheme)
     here = sorted({*_OURS, *outsiders})
     offered = ", ".join(f"{name}://" for name in here)
     if scheme.startswith("sqlite+"):
@@ -165,6 +158,18 @@ def _backend_class(scheme: str, url: str) -> Any:
     raise ConfigurationError(
         f"{masked(url)}: unknown scheme {scheme}://{_nearest(scheme, here)}; this release has {offered}"
     )
+
+
+def _load(point: metadata.EntryPoint, scheme: str) -> Any:
+    try:
+        loaded = point.load()
+    except (ImportError, AttributeError) as error:
+        extra = _EXTRAS.get(scheme)
+        fix = f'pip install "celery-anarchon[{extra}]"' if extra else f"entry point {point.value} brings it: mend it"
+        raise ConfigurationError(f"the backend for {scheme}:// cannot be loaded ({error}); {fix}") from error
+    if not hasattr(loaded, "from_url"):
+        raise ConfigurationError(f"the backend for {scheme}:// ({point.value}) has no from_url(url, **options)")
+    return loaded
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

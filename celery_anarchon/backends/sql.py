@@ -1,13 +1,13 @@
 """The contract on tables, in SQLAlchemy Core, for every SQL store.
 
-Belongs here: tables, statements and the order in which a transaction uses them. Does not belong here: what a dialect does
-in its own way: connections, the begin of a write transaction, the store's clock, error words. Those are the methods under
-"what a dialect says", and a dialect's module is little more than they.
+Belongs here: tables, statements and the order in which a transaction uses them. Does not belong here: what a dialect
+does in its own way: connections, the begin of a write transaction, the store's clock, error words. Those are the methods
+under "what a dialect says", and a dialect's module is little more than they.
 
-Why it is exact. A batch is one transaction that is a *write* transaction from its first statement on, sorted by (job, slot);
-the floors of its jobs are read (and, where transactions run side by side, locked) by a statement of their own before
-anything else, because a lock taken inside the claiming statement is younger than that statement's view. Each answer is what
-a conditional write returned; only rows that it did not touch are read afterwards, in the same transaction.
+Why it is exact. A batch is one transaction that is a *write* transaction from its first statement on, sorted by
+(job, slot). The floors of its jobs are read (and, where transactions run side by side, locked) by a statement of their
+own before anything else, because a lock taken inside the claiming statement is younger than that statement's view. Each
+answer is what a conditional write returned; only rows that it did not touch are read afterwards, in the same transaction.
 """
 
 from __future__ import annotations
@@ -323,8 +323,8 @@ class _Statements:
 
 
 def _surplus(runs: Table, keeps: CTE) -> Any:
-    """For each job its oldest slot and the first that must stay whatever `decided` says: an unsettled one, or one that is
-    both among the `size` newest and not too old. Below that one everything may go."""
+    """For each job its oldest slot, and the first that must stay whatever `decided` says: an unsettled one, or one that
+    is among the `size` newest and not too old. Below that one everything may go."""
     inner, outer = runs.alias("inner_runs"), runs.alias("outer_runs")
     first_over = (
         select(inner.c.slot)
@@ -393,11 +393,11 @@ class SqlBackend(LeaseBackend):
 
     def _given(self, **columns: TypeEngine[Any]) -> CTE:
         """A table of the rows that a statement is executed with, as its parameter ``rows``."""
-        # A join, because SQLite walks the whole table for (job, slot) IN (VALUES ...). Core's own VALUES would be compiled
-        # anew for each number of rows; an expanding parameter is not, and no Core construct takes one as a table.
+        # A join, because SQLite walks the whole table for (job, slot) IN (VALUES ...). Core's own VALUES would be
+        # compiled anew for each number of rows; an expanding parameter is not, and no construct takes one as a table.
         names = ", ".join(f"column{number} AS {name}" for number, name in enumerate(columns, 1))
-        rows = text(f"SELECT {names} FROM :rows AS given_rows").bindparams(bindparam("rows", expanding=True))
-        return rows.columns(*(column(name, type_) for name, type_ in columns.items())).cte("given")
+        rows = text("SELECT " + names + " FROM :rows AS given_rows")
+        return rows.bindparams(bindparam("rows", expanding=True)).columns(*(column(name, type_) for name, type_ in columns.items())).cte("given")
 
     def _floors(self, connection: Connection, jobs: Iterable[str]) -> dict[str, Millis]:
         """The floors of *jobs*. A dialect whose transactions run side by side locks these jobs until the commit."""
@@ -446,8 +446,9 @@ class SqlBackend(LeaseBackend):
         present = inspect(connection)
         schema = self.tables.metadata.schema
         if present.has_table(self.tables.meta.name, schema):
-            return {key: value for key, value in connection.execute(select(self.tables.meta))}
-        foreign = [table.name for table in self.tables.metadata.sorted_tables if present.has_table(table.name, schema)]
+            return {row.key: row.value for row in connection.execute(select(self.tables.meta))}
+        ours = self.tables.metadata.sorted_tables
+        foreign = [table.name for table in ours if present.has_table(table.name, schema)]
         if foreign:
             raise Unusable(
                 f"{self.describe()}: there is a table {foreign[0]} that is not of this namespace; set table=... to a "
@@ -463,8 +464,8 @@ class SqlBackend(LeaseBackend):
             )
         if meta.get("app", app_name) != app_name:
             raise LayoutMismatch(
-                f"namespace {self.namespace}: belongs to app {meta['app']}, and this is app {app_name}; set table=... to "
-                "give this app its own"
+                f"namespace {self.namespace}: belongs to app {meta['app']}, and this is app {app_name}; set table=... "
+                "to give this app its own"
             )
 
     def now(self) -> Millis:
@@ -517,7 +518,7 @@ class SqlBackend(LeaseBackend):
         return [answer(request) for request in requests]
 
     def _claim_new(self, connection: Connection, requests: Sequence[ClaimRequest], now: Millis) -> dict[_Key, str]:
-        """Insert what has no record; who owns what was inserted. A request that stands twice in a batch meets itself."""
+        """Insert what has no record; who owns what was inserted. Of two that ask for the same slot the first gets it."""
         if not requests:
             return {}
         rows = [
@@ -574,7 +575,7 @@ class SqlBackend(LeaseBackend):
             }
             for row in self._known(connection, (hold for hold in holds if _hold(hold) not in ended)).values():
                 ended[row.job, row.slot, row.owner, row.attempt] = row.state
-        return [ended.get(_hold(hold)) == end for hold, end in zip(holds, ends)]
+        return [ended.get(_hold(hold)) == end for hold, end in zip(holds, ends, strict=True)]
 
     def abandon(self, holds: Sequence[Hold]) -> list[bool]:
         if not holds:
@@ -658,7 +659,8 @@ class SqlBackend(LeaseBackend):
                 for job, floor, newest in connection.execute(self._sql.lasts, {"the_jobs": some}):
                     lasts[job] = floor if newest is None else newest
         return [
-            Registration(since=since, last=lasts[sighting.job]) for since, sighting in zip(sinces, sightings)
+            Registration(since=since, last=lasts[sighting.job])
+            for since, sighting in zip(sinces, sightings, strict=True)
         ]
 
     def _sight(
@@ -691,7 +693,7 @@ class SqlBackend(LeaseBackend):
             {"job": job, "fingerprint": fingerprint, "since": since, "turn": turn}
             for job, fingerprint in sorted(changed)
             if fingerprint in known[job]
-            for since, turn in [known[job][fingerprint]]
+            for since, turn in (known[job][fingerprint],)
         ]
         if rows:
             connection.execute(self._sql.sighted, rows)
@@ -821,12 +823,12 @@ class SqlBackend(LeaseBackend):
         for part in (schema, name) if dot else (name,):
             if not _IDENTIFIER.fullmatch(part) or len(part) > _LONGEST_NAME or part.lower().startswith("sqlite_"):
                 raise ConfigurationError(
-                    f"table={table!r}: give a name of letters, digits and _, not beginning with a digit or sqlite_, of at "
-                    f"most {_LONGEST_NAME} characters" + (", or schema.name" if self._has_schemas else "")
+                    f"table={table!r}: give a name of letters, digits and _, at most {_LONGEST_NAME} of them, not "
+                    "beginning with a digit or sqlite_" + (", or schema.name" if self._has_schemas else "")
                 )
         if name.lower().endswith(_SUFFIXES):
             raise ConfigurationError(
-                f"table={table!r}: names ending in {', '.join(_SUFFIXES)} are those of the tables beside it; choose another"
+                f"table={table!r}: names ending in {', '.join(_SUFFIXES)} are for the tables beside it; choose another"
             )
         return schema or None, name
 

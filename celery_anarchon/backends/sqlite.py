@@ -2,10 +2,10 @@
 
 Belongs here: how SQLite is opened, waited for and left alone. Does not belong here: the claim algorithm (:mod:`.sql`).
 
-What is promised when. A claim that was answered survives the death of every process (``kill -9``), and, in a file that we
-opened, a power cut too: ``synchronous=FULL`` costs one fsync a batch, half a millisecond on a good disk, and without it a
-slot whose message is already with the broker could be claimed again after a power cut. On a connection or an Engine of the
-app, the app's own ``synchronous`` and ``journal_mode`` decide.
+What is promised when. A claim that was answered survives the death of every process (``kill -9``), and, in a file that
+we opened, a power cut too: ``synchronous=FULL`` costs one fsync a batch, half a millisecond on a good disk, and without it
+a slot whose message is already with the broker could be claimed again after a power cut. On a connection or an Engine of
+the app, the app's own ``synchronous`` and ``journal_mode`` decide.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _SLICE = 0.25
 """SQLite's own wait for a lock ends after so many seconds and is begun again: meanwhile signals are handled."""
 
 _NETWORK = frozenset(
-    "9p afs beegfs ceph cifs fuse.glusterfs fuse.s3fs fuse.sshfs gfs2 glusterfs lustre ncpfs nfs nfs4 ocfs2 smb3 smbfs".split()
+    (
+        *("9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gfs2", "glusterfs"),
+        *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3", "smbfs"),
+    )
 )
 """File systems whose locks do not reach other machines reliably, and on which WAL cannot work."""
 
@@ -52,7 +55,7 @@ class SqliteBackend(SqlBackend):
     :param database: a path, made absolute now; a :class:`sqlite3.Connection`; or a SQLAlchemy Engine on SQLite. What is
         handed over is never closed, keeps its settings, and must not be inside a transaction when a call comes.
     :param table: the name of the tables; one for each service.
-    :param busy_timeout: how long a call waits for another process's write: seconds, a timedelta or text such as ``"10s"``.
+    :param busy_timeout: how long a call waits for another process's write: seconds, a timedelta or text (``"10s"``).
     :param early_tolerance: how far ahead of the store's clock a slot may lie, in milliseconds.
     """
 
@@ -108,8 +111,8 @@ class SqliteBackend(SqlBackend):
         text = str(connection.execute(func.sqlite_version().select()).scalar_one())
         if tuple(int(part) for part in text.split(".")[:3]) < OLDEST_SQLITE:
             raise Unusable(
-                f"{self.describe()}: SQLite {text} is too old; this needs {'.'.join(map(str, OLDEST_SQLITE[:2]))} or newer "
-                "(it comes with Python: use a newer build)"
+                f"{self.describe()}: SQLite {text} is too old: 3.35 or newer is needed (it comes with Python: use a newer "
+                "build)"
             )
 
     # --- what a dialect says ------------------------------------------------------------------------------------------
@@ -118,7 +121,7 @@ class SqliteBackend(SqlBackend):
         return self._source.connection()
 
     def _begin(self, connection: Connection) -> None:
-        # IMMEDIATE: a transaction that begins by reading is refused at once, whatever the timeout, when it comes to write.
+        # IMMEDIATE: a transaction that begins by reading is refused at once, whatever the timeout, when it then writes.
         self._patiently(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
     def _commit(self, connection: Connection) -> None:
@@ -161,7 +164,7 @@ class SqliteBackend(SqlBackend):
 _MEANINGS: tuple[tuple[str, type[BackendUnavailable], str], ...] = (
     ("is locked", BackendUnavailable, "another process kept writing for longer than busy_timeout"),
     ("no such table", NoTables, "there are no tables of anarchon in it (any more): start a beat to make them"),
-    ("readonly database", Unusable, "this user may not write to the file and its directory; change their owner or mode"),
+    ("readonly database", Unusable, "this user may not write the file and its directory; change their owner or mode"),
     ("unable to open database file", Unusable, "it is gone, or this user may not open it: check the path and its mode"),
     ("file is not a database", Unusable, "it is another kind of file, or encrypted: choose another path"),
     ("malformed", Unusable, "the file is damaged: move it away, its claims cannot be trusted"),
@@ -197,7 +200,7 @@ class _File:
     def open(self, create: bool) -> None:
         path, mode = self._path, self._mode
         if path.is_dir():
-            raise Unusable(f"{self.where} is a directory; give the path of a file in it, such as {path / 'anarchon.db'}")
+            raise Unusable(f"{self.where} is a directory; give the path of a file, such as {path / 'anarchon.db'}")
         if not path.parent.is_dir():
             raise Unusable(f"{self.where}: there is no directory {path.parent}; make it, or choose another path")
         if not path.exists():
@@ -383,7 +386,7 @@ def _source(database: Any, backend: SqliteBackend) -> _File | _HandedEngine | _H
         return _HandedConnection(database, backend)
     if isinstance(database, Engine):
         if database.dialect.name != "sqlite":
-            raise ConfigurationError(f"SqliteBackend(database=...) is an Engine for {database.dialect.name}, not for SQLite")
+            raise ConfigurationError(f"SqliteBackend(database=...) is an Engine for {database.dialect.name}, not SQLite")
         return _HandedEngine(database)
     if isinstance(database, (str, os.PathLike)) and not isinstance(database, bytes):
         text = os.fspath(database)
