@@ -72,7 +72,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self._jobs = {name: self._job(entry) for name, entry in self.schedule.items()}
         self.schedule.take_touched()
 
-        _say_where(backend.name, backend.describe(), source)
+        _say_where(backend.describe(), source)
         label = f"{socket.gethostname()}:{os.getpid()}"
         self.dispatcher = self.dispatcher_class(
             backend=backend,
@@ -172,13 +172,11 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             backend, source = choose_backend(self.app)
         except ConfigurationError as error:
             return f"    . store -> {error}"
-        return f"    . store -> {backend.name} {backend.describe()} ({source})"
+        return f"    . store -> {backend.describe()} ({source})"
 
 
-def _say_where(name: str, where: str, source: str) -> None:
+def _say_where(where: str, source: str) -> None:
     if source == "default":
-        logger.warning(
-            "store: %s %s (no anarchon_backend is set: this file serves the beats of this one machine)", name, where
-        )
+        logger.warning("store: %s (no anarchon_backend is set: this file serves the beats of this one machine)", where)
     else:
-        logger.info("store: %s %s (%s)", name, where, source)
+        logger.info("store: %s (%s)", where, source)

@@ -112,9 +112,7 @@ class MemoryBackend(LeaseBackend):
     """A client of a :class:`MemoryStore`. Clients that are handed the same store share it."""
 
     name = "memory"
-    traits = Traits(
-        leases=True, horizon=None, server_time=True, durable=False, any_job_name=True, history_by_age=True
-    )
+    traits = Traits(leases=True, horizon=None, server_time=True, durable=False, any_job_name=True, history_by_age=True)
 
     def __init__(
         self,

@@ -63,7 +63,9 @@ def backend_from(value: Any, **options: Any) -> ClaimBackend:
         return backend_from_url(value, **options)
     if isinstance(value, Mapping):
         if not isinstance(value.get("url"), str):
-            raise ConfigurationError(f"a backend as a mapping needs the key 'url', a text; its keys are {_names(value)}")
+            raise ConfigurationError(
+                f"a backend as a mapping needs the key 'url', a text; its keys are {_names(value)}"
+            )
         given = {str(name): setting for name, setting in value.items() if name != "url"}
         return backend_from_url(value["url"], **given, **options)
     if isinstance(value, type) and issubclass(value, ClaimBackend):

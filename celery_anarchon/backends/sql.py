@@ -1,13 +1,13 @@
 """The contract on tables, in SQLAlchemy Core, for every SQL store.
 
 Belongs here: tables, statements and the order in which a transaction uses them. Does not belong here: what a dialect
-does in its own way: connections, the begin of a write transaction, the store's clock, error words. Those are the methods
-under "what a dialect says", and a dialect's module is little more than they.
+does in its own way: connections, the begin of a write transaction, the store's clock, error words. Those are the
+methods under "what a dialect says", and a dialect's module is little more than they.
 
 Why it is exact. A batch is one transaction that is a *write* transaction from its first statement on, sorted by
 (job, slot). The floors of its jobs are read (and, where transactions run side by side, locked) by a statement of their
 own before anything else, because a lock taken inside the claiming statement is younger than that statement's view. Each
-answer is what a conditional write returned; only rows that it did not touch are read afterwards, in the same transaction.
+answer is what a conditional write returned; rows that it did not touch are read afterwards, in the same transaction.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
-    column,
     delete,
     func,
     inspect,
     literal,
+    literal_column,
     null,
     or_,
     select,
@@ -395,9 +395,12 @@ class SqlBackend(LeaseBackend):
         """A table of the rows that a statement is executed with, as its parameter ``rows``."""
         # A join, because SQLite walks the whole table for (job, slot) IN (VALUES ...). Core's own VALUES would be
         # compiled anew for each number of rows; an expanding parameter is not, and no construct takes one as a table.
-        names = ", ".join(f"column{number} AS {name}" for number, name in enumerate(columns, 1))
-        rows = text("SELECT " + names + " FROM :rows AS given_rows")
-        return rows.bindparams(bindparam("rows", expanding=True)).columns(*(column(name, type_) for name, type_ in columns.items())).cte("given")
+        names = (
+            literal_column(f"column{number}", type_).label(name)
+            for number, (name, type_) in enumerate(columns.items(), 1)
+        )
+        rows = text(":rows AS given_rows").bindparams(bindparam("rows", expanding=True))
+        return select(*names).select_from(rows).cte("given")
 
     def _floors(self, connection: Connection, jobs: Iterable[str]) -> dict[str, Millis]:
         """The floors of *jobs*. A dialect whose transactions run side by side locks these jobs until the commit."""
@@ -518,7 +521,7 @@ class SqlBackend(LeaseBackend):
         return [answer(request) for request in requests]
 
     def _claim_new(self, connection: Connection, requests: Sequence[ClaimRequest], now: Millis) -> dict[_Key, str]:
-        """Insert what has no record; who owns what was inserted. Of two that ask for the same slot the first gets it."""
+        """Insert what has no record; who owns what was inserted. Of two that ask for one slot the first gets it."""
         if not requests:
             return {}
         rows = [
@@ -542,7 +545,7 @@ class SqlBackend(LeaseBackend):
     ) -> dict[tuple[_Key, str], int]:
         rows = [(request.job, request.slot, request.owner, request.lease) for request in requests]
         renewed = self._execute(connection, self._sql.renew, rows, now=now)
-        return {((job, slot), owner): attempt for job, slot, owner, attempt in renewed}
+        return {(_key(row), row.owner): row.attempt for row in renewed}
 
     def _known(self, connection: Connection, items: Iterable[Any]) -> dict[_Key, Row[Any]]:
         keys = sorted({_key(item) for item in items})
@@ -689,14 +692,14 @@ class SqlBackend(LeaseBackend):
         if forgotten:
             rows = [{"the_job": job, "the_fingerprint": fingerprint} for job, fingerprint in sorted(forgotten)]
             connection.execute(self._sql.forget_sight, rows)
-        rows = [
+        sighted = [
             {"job": job, "fingerprint": fingerprint, "since": since, "turn": turn}
             for job, fingerprint in sorted(changed)
             if fingerprint in known[job]
             for since, turn in (known[job][fingerprint],)
         ]
-        if rows:
-            connection.execute(self._sql.sighted, rows)
+        if sighted:
+            connection.execute(self._sql.sighted, sighted)
         return sinces
 
     def lapsed(self, limit: int) -> list[LapsedClaim]:
@@ -707,8 +710,7 @@ class SqlBackend(LeaseBackend):
         except NoTables:
             return []
         return [
-            LapsedClaim(job=job, slot=slot, attempt=attempt, abandoned=owner is None)
-            for job, slot, attempt, owner in rows
+            LapsedClaim(job=row.job, slot=row.slot, attempt=row.attempt, abandoned=row.owner is None) for row in rows
         ]
 
     def takeover(self, wishes: Sequence[Takeover]) -> list[int | None]:

@@ -3,9 +3,9 @@
 Belongs here: how SQLite is opened, waited for and left alone. Does not belong here: the claim algorithm (:mod:`.sql`).
 
 What is promised when. A claim that was answered survives the death of every process (``kill -9``), and, in a file that
-we opened, a power cut too: ``synchronous=FULL`` costs one fsync a batch, half a millisecond on a good disk, and without it
-a slot whose message is already with the broker could be claimed again after a power cut. On a connection or an Engine of
-the app, the app's own ``synchronous`` and ``journal_mode`` decide.
+we opened, a power cut too: ``synchronous=FULL`` costs one fsync a batch, half a millisecond on a good disk, and without
+it a slot whose message is already with the broker could be claimed again after a power cut. On a connection or an Engine
+of the app, the app's own ``synchronous`` and ``journal_mode`` decide.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class SqliteBackend(SqlBackend):
         text = str(connection.execute(func.sqlite_version().select()).scalar_one())
         if tuple(int(part) for part in text.split(".")[:3]) < OLDEST_SQLITE:
             raise Unusable(
-                f"{self.describe()}: SQLite {text} is too old: 3.35 or newer is needed (it comes with Python: use a newer "
-                "build)"
+                f"{self.describe()}: SQLite {text} is too old: 3.35 or newer is needed (it comes with Python: use a "
+                "newer build)"
             )
 
     # --- what a dialect says ------------------------------------------------------------------------------------------
@@ -386,7 +386,9 @@ def _source(database: Any, backend: SqliteBackend) -> _File | _HandedEngine | _H
         return _HandedConnection(database, backend)
     if isinstance(database, Engine):
         if database.dialect.name != "sqlite":
-            raise ConfigurationError(f"SqliteBackend(database=...) is an Engine for {database.dialect.name}, not SQLite")
+            raise ConfigurationError(
+                f"SqliteBackend(database=...) is an Engine for {database.dialect.name}, not SQLite"
+            )
         return _HandedEngine(database)
     if isinstance(database, (str, os.PathLike)) and not isinstance(database, bytes):
         text = os.fspath(database)

@@ -75,7 +75,9 @@ def test_slots(case: dict[str, Any]) -> None:
         assert previous == before if before != after else previous is None or previous <= after
 
 
-@pytest.mark.parametrize("case", [case for case in RUN if case["kind"] in ("crontab", "interval")], ids=lambda c: c["id"])
+@pytest.mark.parametrize(
+    "case", [case for case in RUN if case["kind"] in ("crontab", "interval")], ids=lambda c: c["id"]
+)
 def test_oracle_agrees_with_the_cases(case: dict[str, Any]) -> None:
     expected, after = [millis(slot) for slot in case["expect"]], millis(case["after"])
     definition = case["definition"]

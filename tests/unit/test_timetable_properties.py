@@ -27,10 +27,24 @@ LONG = os.environ.get("ANARCHON_HYPOTHESIS") == "long"
 HOUR, DAY = 3_600_000, 86_400_000
 EPOCH = datetime(1970, 1, 1)
 ZONES = (
-    "Europe/Paris Europe/Dublin America/New_York America/Sao_Paulo America/St_Johns Africa/Cairo Africa/Casablanca "
-    "Australia/Lord_Howe Australia/Adelaide Pacific/Apia Pacific/Chatham Asia/Tehran Asia/Gaza Antarctica/Casey "
-    "America/Caracas Asia/Kolkata UTC"
-).split()
+    "Europe/Paris",
+    "Europe/Dublin",
+    "America/New_York",
+    "America/Sao_Paulo",
+    "America/St_Johns",
+    "America/Caracas",
+    "Africa/Cairo",
+    "Africa/Casablanca",
+    "Australia/Lord_Howe",
+    "Australia/Adelaide",
+    "Pacific/Apia",
+    "Pacific/Chatham",
+    "Asia/Tehran",
+    "Asia/Gaza",
+    "Asia/Kolkata",
+    "Antarctica/Casey",
+    "UTC",
+)
 FIELD_NAMES = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 Fields = dict[str, set[int]]
 
@@ -86,7 +100,9 @@ MINUTES = st.one_of(subsets(0, 59), st.integers(1, 45).map(lambda step: set(rang
 def days(low: int, high: int) -> st.SearchStrategy[set[int]]:
     every = set(range(low, high + 1))
     # Mostly all, or few days would ever match in a short window.
-    return st.one_of(st.just(every), st.just(every), st.integers(low, high).map(lambda day: every - {day}), subsets(low, high))
+    return st.one_of(
+        st.just(every), st.just(every), st.integers(low, high).map(lambda day: every - {day}), subsets(low, high)
+    )
 
 
 FIELDS: st.SearchStrategy[Fields] = st.fixed_dictionaries(
@@ -110,7 +126,9 @@ def windows(draw: st.DrawFn, longest: int = 60 * HOUR) -> tuple[str, int, int]:
         centre = draw(st.sampled_from(known))
     else:
         centre = draw(st.integers(millis(2000, 1, 1), millis(2037, 12, 31)))
-    after = centre + draw(st.one_of(st.integers(-30 * HOUR, 3 * HOUR), st.integers(-180, 180).map(lambda m: m * 60_000)))
+    after = centre + draw(
+        st.one_of(st.integers(-30 * HOUR, 3 * HOUR), st.integers(-180, 180).map(lambda m: m * 60_000))
+    )
     return zone, after, after + draw(st.integers(HOUR, longest))
 
 
@@ -175,12 +193,23 @@ def test_seconds_equal_the_scan(fields: Fields, seconds: set[int], window: tuple
 
 @pytest.mark.parametrize(
     ("zone", "when"),
-    [("America/Juneau", (1867, 10, 18)), ("Asia/Manila", (1844, 12, 31)), ("Europe/Paris", (1911, 3, 10)), ("Kwajalein", (1993, 8, 21))],
+    [
+        ("America/Juneau", (1867, 10, 18)),
+        ("Asia/Manila", (1844, 12, 31)),
+        ("Europe/Paris", (1911, 3, 10)),
+        ("Kwajalein", (1993, 8, 21)),
+    ],
 )
 @pytest.mark.parametrize("hour", [set(range(24)), {0, 9, 13, 23}])
 def test_odd_old_clocks_equal_the_scan(zone: str, when: tuple[int, int, int], hour: set[int]) -> None:
     """A day repeated, a day skipped, offsets with seconds: the rules have no special cases, so neither may the code."""
-    fields = {"minute": {0, 30}, "hour": hour, "day_of_month": set(range(1, 32)), "month_of_year": set(range(1, 13)), "day_of_week": set(range(7))}
+    fields = {
+        "minute": {0, 30},
+        "hour": hour,
+        "day_of_month": set(range(1, 32)),
+        "month_of_year": set(range(1, 13)),
+        "day_of_week": set(range(7)),
+    }
     after, until = millis(*when) - 3 * DAY, millis(*when) + 3 * DAY
     timetable = cron_of(fields, zone)
     expected = expected_cron(fields, zone, after, until)
@@ -209,7 +238,12 @@ def test_a_naive_datetime_is_the_first_instant_that_shows_it(zone: str, data: st
     info = ZoneInfo(zone)
 
     def local(second: int) -> datetime:
-        return (EPOCH + timedelta(seconds=second)).replace(tzinfo=timezone.utc).astimezone(info).replace(tzinfo=None, fold=0)
+        return (
+            (EPOCH + timedelta(seconds=second))
+            .replace(tzinfo=timezone.utc)
+            .astimezone(info)
+            .replace(tzinfo=None, fold=0)
+        )
 
     when = local(change // 1000 - 1) + timedelta(seconds=data.draw(st.integers(-5400, 5400)))
     instant = at_instant(when, info)
@@ -301,7 +335,9 @@ def texts() -> st.SearchStrategy[str]:
         field(1, 31),
         st.sampled_from(["L", "l,15", "15W", "w1", "31w", "?", "1-7", "*/2"]),
     )
-    weekday = st.one_of(field(0, 7, weekdays), st.sampled_from(["L5", "l0", "1#2", "mon-fri#1", "7#5,L2", "*", "*", "?"]))
+    weekday = st.one_of(
+        field(0, 7, weekdays), st.sampled_from(["L5", "l0", "1#2", "mon-fri#1", "7#5,L2", "*", "*", "?"])
+    )
     return st.tuples(field(0, 59), field(0, 23), date, field(1, 12, months), weekday).map(" ".join)
 
 
@@ -384,7 +420,9 @@ def test_in_utc_celery_agrees(fields: Fields, second: int) -> None:
 def test_threads_share_a_timetable(text: str) -> None:
     timetable = cron_from_text(text, "Europe/Paris")
     starts = [millis(2026, 3, 20) + step * 7 * HOUR for step in range(250)]
-    alone = [(timetable.next(start), timetable.last(start), timetable.count(start, start + 40 * DAY)) for start in starts]
+    alone = [
+        (timetable.next(start), timetable.last(start), timetable.count(start, start + 40 * DAY)) for start in starts
+    ]
     # A fresh one, so that the threads race for its caches too.
     fresh = Cron(timetable.fields, ZoneInfo.no_cache("Europe/Paris"))
     answers: list[list[Any]] = [[] for _ in range(4)]

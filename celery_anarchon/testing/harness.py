@@ -1,0 +1,468 @@
+"""What the suites know of a store, and the means to race for it, to break it and to look past the backend.
+
+Belongs here: everything that a clause needs besides the contract. Does not belong here: clauses, and any product's name.
+"""
+
+from __future__ import annotations
+
+import abc
+import gc
+import multiprocessing
+import os
+import pickle
+import re
+import select
+import signal
+import sys
+import threading
+import uuid
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+
+from celery_anarchon.backends.base import (
+    ClaimBackend,
+    ClaimRequest,
+    ClaimResult,
+    Confirmation,
+    GivenUp,
+    Hold,
+    LeaseBackend,
+    Outcome,
+    Takeover,
+    Traits,
+)
+from celery_anarchon.model import Answer, Millis, RunState
+
+LONG: Millis = 600_000
+"""A lease that no test outlives."""
+
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., None])
+_CLAUSE = re.compile(r"test_([CLX]\d+)_")
+
+
+class BackendHarness(abc.ABC):
+    """One store, one fresh namespace in it. A context manager; the suites make one for each test.
+
+    Nothing is ever flushed: a harness may stand on a server that others use.
+    """
+
+    traits: ClassVar[Traits]
+    """Those of the backend's class. They choose the clauses."""
+    processes: ClassVar[bool] = True
+    """Another process can be a client of the same store. False only where the store is this process's memory."""
+    breakable: ClassVar[bool] = True
+    """There is a driver between client and store that can fail. False only where the store is memory."""
+    app_name: ClassVar[str] = "conformance"
+    short: ClassVar[Millis] = 250
+    """A lease that a test waits for; long enough for two calls."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.namespace = f"t{uuid.uuid4().hex[:12]}"
+        self._clients: list[ClaimBackend] = []
+
+    def __enter__(self: _T) -> _T:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients:
+            client.close()
+
+    @abc.abstractmethod
+    def connect_spec(self, app_name: str | None = None) -> Callable[[], ClaimBackend]:
+        """A callable that gives a new client of this namespace, opened for *app_name*, in whatever process calls it.
+
+        Where :attr:`processes` holds it can be pickled: a function of a module, or a partial of one.
+        """
+
+    def connect(self) -> ClaimBackend:
+        """A new client, as independent as another beat."""
+        client = self.connect_spec()()
+        self._clients.append(client)
+        return client
+
+    def connect_lease(self) -> LeaseBackend:
+        client = self.connect()
+        assert isinstance(client, LeaseBackend), f"{client.name}: traits.leases, but it is no LeaseBackend"
+        return client
+
+    @abc.abstractmethod
+    def raw_read(self, job: str, slot: Millis) -> Mapping[str, Any] | None:
+        """The stored record, read past the backend: its fields by any names, as long as equal records are equal."""
+
+    @abc.abstractmethod
+    def raw_forge_lease(self, job: str, slot: Millis, lease_until: Millis) -> None:
+        """Write the end of a lease past the backend. A store that cannot, overrides :meth:`lapse` and waits."""
+
+    @abc.abstractmethod
+    def raw_forge_layout(self, version: int) -> None:
+        """Make the namespace one that a release with this layout version wrote."""
+
+    def lapse(self, job: str, slot: Millis, ago: Millis = 1) -> None:
+        """The lease of this claim has been over for *ago*, by the store's clock."""
+        self.raw_forge_lease(job, slot, self.connect().now() - ago)
+
+    def pass_time(self, span: Millis) -> None:
+        """Let the store's clock go on by *span*: a harness with a clock of its own turns that instead."""
+        threading.Event().wait(span / 1000)
+
+    def restart(self) -> None:
+        """Only for a durable store: end it and all its clients, and start it again with what it kept."""
+        raise NotImplementedError(f"{type(self).__name__} has traits.durable, but no restart()")
+
+    def unreachable(self, client: ClaimBackend) -> AbstractContextManager[None]:
+        """Only where :attr:`breakable`: meanwhile no call of *client* reaches the store, and none is applied."""
+        raise NotImplementedError(f"{type(self).__name__} is breakable, but has no unreachable()")
+
+    def reply_lost(self, client: ClaimBackend) -> AbstractContextManager[None]:
+        """Only where :attr:`breakable`: meanwhile each write of *client* is applied, and the reply does not arrive."""
+        raise NotImplementedError(f"{type(self).__name__} is breakable, but has no reply_lost()")
+
+
+def needs(*conditions: str) -> Callable[[_F], _F]:
+    """This clause can only be asked of a backend whose traits, and whose harness, say so. Others do not collect it."""
+
+    def mark(clause: _F) -> _F:
+        clause.__dict__["conformance_needs"] = conditions
+        return clause
+
+    return mark
+
+
+class Suite:
+    """What both suites share: which clauses a backend is asked, and that none is silently left out."""
+
+    harness_class: ClassVar[type[BackendHarness]]
+    not_collected: ClassVar[dict[str, str]] = {}
+    """Clauses that this backend is not asked -> the trait that says why."""
+    wants_leases: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "harness_class" not in vars(cls):
+            return
+        harness = cls.harness_class
+        cls.not_collected = {}
+        for name in dir(cls):
+            clause = getattr(cls, name)
+            for condition in getattr(clause, "conformance_needs", ()):
+                holder = harness.traits if hasattr(harness.traits, condition) else harness
+                if not getattr(holder, condition):
+                    cls.not_collected[name] = condition
+                    setattr(cls, name, None)
+
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Iterator[BackendHarness]:
+        with self.harness_class(tmp_path) as harness:
+            yield harness
+
+    def test_the_suite_is_the_one_for_the_traits(self) -> None:
+        """A backend with leases that is only asked the claim clauses looks tested and is not."""
+        assert self.wants_leases == self.harness_class.traits.leases, (
+            f"{type(self).__name__}: inherit LeaseSuite exactly if traits.leases"
+        )
+
+    def test_no_clause_is_left_out(self) -> None:
+        """A clause that its author deleted or rewrote passes for ever."""
+        for suite in type(self).__mro__:
+            if suite.__module__.startswith("celery_anarchon.testing."):
+                for name in filter(_CLAUSE.match, vars(suite)):
+                    clause = getattr(type(self), name)
+                    changed = clause is not vars(suite)[name] and name not in self.not_collected
+                    expected = any(
+                        mark.name == "xfail" and mark.kwargs.get("strict") and mark.kwargs.get("reason")
+                        for mark in getattr(clause, "pytestmark", ())
+                    )
+                    assert not changed or expected, (
+                        f"{name} is changed: mark it xfail with strict=True and a reason, or leave it alone"
+                    )
+
+
+def clauses_of(*suites: type[Suite]) -> dict[str, list[str]]:
+    """Clause id -> the tests of it, over *suites*."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for suite in suites:
+        for name in dir(suite):
+            match = _CLAUSE.match(name)
+            if match and name not in found[match[1]]:
+                found[match[1]].append(name)
+    return dict(found)
+
+
+def report_lines() -> list[str]:
+    """For a terminal summary: of each suite with a harness, how many clauses it asks and which it leaves out, and why."""
+    lines = []
+    for suite in _suites(Suite):
+        if "harness_class" in vars(suite):
+            asked = clauses_of(suite)
+            left = [f"{name} ({condition})" for name, condition in sorted(suite.not_collected.items())]
+            lines.append(
+                f"{suite.__module__}.{suite.__name__}: {len(asked)} clauses, {sum(map(len, asked.values())) - len(left)} "
+                f"tests; not applicable: {', '.join(left) or 'none'}"
+            )
+    return sorted(set(lines))
+
+
+def _suites(root: type[Suite]) -> Iterator[type[Suite]]:
+    for suite in root.__subclasses__():
+        yield suite
+        yield from _suites(suite)
+
+
+# --- short forms of the contract's values -------------------------------------------------------------------------------
+
+
+def ask(job: str, slot: Millis, owner: str, lease: Millis = LONG, beat: str = "beat") -> ClaimRequest:
+    return ClaimRequest(job=job, slot=slot, owner=owner, beat=beat, lease=lease)
+
+
+def claim(client: ClaimBackend, job: str, slot: Millis, owner: str, lease: Millis = LONG) -> Answer:
+    return claim_all(client, [ask(job, slot, owner, lease)])[0]
+
+
+def claim_all(client: ClaimBackend, requests: Sequence[ClaimRequest]) -> list[Answer]:
+    results: list[ClaimResult] = client.claim(requests)
+    assert len(results) == len(requests), f"{len(requests)} requests, {len(results)} answers"
+    return [result.answer for result in results]
+
+
+def confirm(client: ClaimBackend, job: str, slot: Millis, owner: str, attempt: int = 1, late: Millis = 7) -> bool:
+    return client.confirm([Confirmation(job=job, slot=slot, owner=owner, attempt=attempt, late=late)])[0]
+
+
+def abandon(client: ClaimBackend, job: str, slot: Millis, owner: str, attempt: int = 1) -> bool:
+    return client.abandon([Hold(job=job, slot=slot, owner=owner, attempt=attempt)])[0]
+
+
+def give_up(
+    client: ClaimBackend,
+    job: str,
+    slot: Millis,
+    owner: str,
+    attempt: int = 1,
+    state: RunState = RunState.MISFIRE,
+    reason: str | None = "too-late",
+) -> bool:
+    ending = GivenUp(job=job, slot=slot, owner=owner, attempt=attempt, state=state, reason=reason)
+    return client.give_up([ending])[0]
+
+
+def record(client: ClaimBackend, job: str, slot: Millis, state: RunState = RunState.SKIPPED) -> None:
+    client.record([Outcome(job=job, slot=slot, state=state, reason="a-reason", beat="beat")])
+
+
+def take(
+    client: LeaseBackend, job: str, slot: Millis, owner: str, from_attempt: int = 1, lease: Millis = LONG
+) -> int | None:
+    wish = Takeover(job=job, slot=slot, from_attempt=from_attempt, owner=owner, beat="sweeper", lease=lease)
+    return client.takeover([wish])[0]
+
+
+# --- races --------------------------------------------------------------------------------------------------------------
+
+_BLOCK = 10
+"""A barrier every so many slots keeps all contenders on the same ones."""
+
+
+def race(
+    harness: BackendHarness,
+    job: str,
+    slots: Sequence[Millis],
+    *,
+    processes: int,
+    threads: int,
+    batched: bool = False,
+    patience: float = 120,
+) -> dict[Millis, list[str]]:
+    """Let *processes* x *threads* clients, each its own owner, claim the same slots; who was told WON, slot by slot.
+
+    One process: this one. *batched*: a whole block in one call, each contender in an order of its own.
+    """
+    winners: dict[Millis, list[str]] = {slot: [] for slot in slots}
+    if processes == 1:
+        specs = [harness.connect_spec() for _ in range(threads)]
+        results = _contend(specs, job, slots, threading.Barrier(threads, timeout=patience), "0", batched)
+    else:
+        results = _contend_in_processes(harness, job, slots, processes, threads, batched, patience)
+    for owner, slot in results:
+        winners[slot].append(owner)
+    return winners
+
+
+def _contend(
+    specs: Sequence[Callable[[], ClaimBackend]], job: str, slots: Sequence[Millis], barrier: Any, label: str, batched: bool
+) -> list[tuple[str, Millis]]:
+    """One thread for each spec. Every failure of a contender is raised."""
+    won: list[tuple[str, Millis]] = []
+    failures: list[BaseException] = []
+
+    def contender(number: int) -> None:
+        owner = f"{label}-{number}-{uuid.uuid4().hex}"
+        try:
+            client = specs[number]()
+            for start in range(0, len(slots), _BLOCK):
+                block = list(slots[start : start + _BLOCK])
+                if batched:
+                    turn = number % len(block)
+                    block = block[turn:] + block[:turn]
+                barrier.wait()
+                for part in [block] if batched else [[slot] for slot in block]:
+                    answers = claim_all(client, [ask(job, slot, owner) for slot in part])
+                    won.extend((owner, slot) for slot, answer in zip(part, answers, strict=True) if answer is Answer.WON)
+            client.close()
+        except BaseException as error:
+            failures.append(error)
+            barrier.abort()
+
+    interval = sys.getswitchinterval()
+    # Threads of one process change places often, or a gap between reading and writing is never hit.
+    sys.setswitchinterval(1e-5)
+    try:
+        crowd = [threading.Thread(target=contender, args=(number,), daemon=True) for number in range(len(specs))]
+        for thread in crowd:
+            thread.start()
+        for thread in crowd:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    if failures:
+        raise next((error for error in failures if not isinstance(error, threading.BrokenBarrierError)), failures[0])
+    return won
+
+
+def _contend_in_processes(
+    harness: BackendHarness,
+    job: str,
+    slots: Sequence[Millis],
+    processes: int,
+    threads: int,
+    batched: bool,
+    patience: float,
+) -> list[tuple[str, Millis]]:
+    context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    barrier = context.Barrier(processes * threads, timeout=patience)
+    results = context.SimpleQueue()
+    crowd = []
+    for number in range(processes):
+        arguments = (harness.connect_spec(), threads, job, list(slots), barrier, str(number), batched, results)
+        crowd.append(context.Process(target=_contend_there, args=arguments, daemon=True))
+    with quiet_fork():
+        for process in crowd:
+            process.start()
+    won: list[tuple[str, Millis]] = []
+    try:
+        for _ in crowd:
+            if not results._reader.poll(patience):  # type: ignore[attr-defined]
+                pytest.fail(f"contenders in other processes said nothing for {patience} s")
+            outcome = results.get()
+            assert not isinstance(outcome, str), f"a contender in another process failed:\n{outcome}"
+            won += outcome
+    finally:
+        for process in crowd:
+            process.kill() if won == [] else process.join(patience)
+        for process in crowd:
+            process.join()
+            process.close()
+        results.close()
+    return won
+
+
+def _contend_there(
+    spec: Callable[[], ClaimBackend], threads: int, job: str, slots: Any, barrier: Any, label: str, batched: bool, results: Any
+) -> None:
+    try:
+        results.put(_contend([spec] * threads, job, slots, barrier, label, batched))
+    except BaseException as error:
+        results.put(f"{type(error).__name__}: {error}")
+
+
+# --- processes, signals, leftovers --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def quiet_fork() -> Iterator[None]:
+    """Python warns of a fork beside threads; those of a test runner only wait."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def in_child(function: Callable[[], _T], patience: float = 30) -> _T:
+    """What *function* returns in a fork of this process; fails when it raises, dies or hangs."""
+    reader, writer = os.pipe()
+    with quiet_fork():
+        child = os.fork()
+    if child == 0:
+        try:
+            result = True, function()
+        except BaseException as error:
+            result = False, f"{type(error).__name__}: {error}"  # type: ignore[assignment]
+        os.write(writer, pickle.dumps(result))
+        os._exit(0)
+    os.close(writer)
+    try:
+        if not select.select([reader], [], [], patience)[0]:
+            pytest.fail(f"in a child process it hangs: nothing for {patience} s")
+        data = os.read(reader, 1 << 20)
+        assert data, "the child process died without a word"
+        well, value = pickle.loads(data)
+        assert well, f"in a child process: {value}"
+        result_: _T = value
+        return result_
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+
+
+def interrupted(call: Callable[[], _T], interrupt: Callable[[], None], patience: float = 30) -> _T:
+    """What *call* returns when *interrupt* runs at each line of it, in its own thread, as a signal handler would."""
+    results: list[_T] = []
+    failures: list[BaseException] = []
+
+    def tracer(frame: Any, event: str, argument: Any) -> Any:
+        interrupt()
+        return tracer
+
+    def run() -> None:
+        before = sys.gettrace()
+        sys.settrace(tracer)
+        try:
+            results.append(call())
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            sys.settrace(before)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(patience)
+    if thread.is_alive():
+        pytest.fail(f"the call and its interruption wait for each other: nothing for {patience} s")
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+def leftovers() -> dict[str, int]:
+    """How many threads live and, where the system tells, how many files and sockets are open."""
+    gc.collect()
+    counts = {"threads": threading.active_count()}
+    if os.path.isdir("/proc/self/fd"):
+        counts["open files"] = len(os.listdir("/proc/self/fd"))
+    return counts
+
+
+def raised_by(call: Callable[[], object]) -> BaseException | None:
+    try:
+        call()
+    except BaseException as error:
+        return error
+    return None
