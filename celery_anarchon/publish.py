@@ -54,7 +54,8 @@ class CeleryPublisher:
                 self._drop()
         try:
             self._connect()
-        except self._broker_errors as error:
+        except Exception as error:
+            # Whatever it is (refused, unknown host, wrong password): without a connection nothing was sent.
             self._drop()
             raise BrokerAway(str(error) or repr(error)) from error
 

@@ -99,7 +99,7 @@ class Unusable(BackendUnavailable):
 
 
 class NoTables(Unusable):
-    """There are no tables of ours. Readers take it as an empty store."""
+    """There are no tables of ours. To readers that were not to make any it is an empty store."""
 
 
 class OwnConnections:
@@ -362,6 +362,7 @@ class SqlBackend(LeaseBackend):
         schema, name = self._table_name(table)
         self.namespace = table
         self.early_tolerance = early_tolerance
+        self._may_be_empty = True
         self.tables = Tables(name, schema)
         self._sql = _Statements(self)
 
@@ -420,6 +421,7 @@ class SqlBackend(LeaseBackend):
             meta = self._read_meta()
             if create and "app" not in (meta or {}):
                 meta = self._initialise(app_name)
+            self._may_be_empty = meta is None
         except Unusable as error:
             raise ConfigurationError(str(error)) from error
         if meta is not None:
@@ -476,6 +478,8 @@ class SqlBackend(LeaseBackend):
             with self._reading() as connection:
                 return self._time(connection)
         except NoTables:
+            if not self._may_be_empty:
+                raise
             return SystemClock().wall()
 
     def _time(self, connection: Connection) -> Millis:
@@ -624,12 +628,7 @@ class SqlBackend(LeaseBackend):
         return next(iter(self._runs(self._sql.last_run, the_job=job)), None)
 
     def _runs(self, statement: Any, **values: Any) -> list[Run]:
-        try:
-            with self._reading() as connection:
-                rows = connection.execute(statement, values).fetchall()
-        except NoTables:
-            return []
-        return [self._run(row) for row in rows]
+        return [self._run(row) for row in self._look(lambda connection: connection.execute(statement, values))]
 
     def _run(self, row: Row[Any]) -> Run:
         return Run(
@@ -703,14 +702,12 @@ class SqlBackend(LeaseBackend):
         return sinces
 
     def lapsed(self, limit: int) -> list[LapsedClaim]:
-        try:
-            with self._reading() as connection:
-                values = {"now": self._time(connection), "the_limit": max(limit, 0)}
-                rows = connection.execute(self._sql.lapsed, values).fetchall()
-        except NoTables:
-            return []
+        def read(connection: Connection) -> Iterable[Row[Any]]:
+            return connection.execute(self._sql.lapsed, {"now": self._time(connection), "the_limit": max(limit, 0)})
+
         return [
-            LapsedClaim(job=row.job, slot=row.slot, attempt=row.attempt, abandoned=row.owner is None) for row in rows
+            LapsedClaim(job=row.job, slot=row.slot, attempt=row.attempt, abandoned=row.owner is None)
+            for row in self._look(read)
         ]
 
     def takeover(self, wishes: Sequence[Takeover]) -> list[int | None]:
@@ -755,10 +752,10 @@ class SqlBackend(LeaseBackend):
         for (size, ttl), rows in alike.items():
             fresh_since = _LOWEST if ttl is None else now - ttl
             found = self._execute(connection, self._sql.surplus, sorted(rows), size=size, fresh_since=fresh_since)
-            for job, decided, first_stays, oldest in found:
-                bound = decided if first_stays is None else min(decided, first_stays - 1)
-                if oldest is not None and oldest <= bound:
-                    bounds[job] = max(bound, bounds.get(job, bound))
+            for row in found:
+                bound: Millis = row.decided if row.first_stays is None else min(row.decided, row.first_stays - 1)
+                if row.oldest is not None and row.oldest <= bound:
+                    bounds[row.job] = max(bound, bounds.get(row.job, bound))
         return bounds
 
     def beat_seen(self, beat: Beat) -> Millis:
@@ -773,14 +770,20 @@ class SqlBackend(LeaseBackend):
             connection.execute(self._sql.beat_left, {"the_owner": owner})
 
     def beats(self, within: Millis) -> list[Beat]:
-        try:
-            with self._reading() as connection:
-                rows = connection.execute(self._sql.beats, {"within": within}).fetchall()
-        except NoTables:
-            return []
+        rows = self._look(lambda connection: connection.execute(self._sql.beats, {"within": within}))
         return [Beat(**row._mapping) for row in rows]
 
     # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _look(self, read: Callable[[Connection], Iterable[Row[Any]]]) -> list[Row[Any]]:
+        """What *read* finds; nothing where there are no tables yet and we are not to make any."""
+        try:
+            with self._reading() as connection:
+                return list(read(connection))
+        except NoTables:
+            if not self._may_be_empty:
+                raise
+            return []
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:

@@ -297,7 +297,12 @@ def race(
 
 
 def _contend(
-    specs: Sequence[Callable[[], ClaimBackend]], job: str, slots: Sequence[Millis], barrier: Any, label: str, batched: bool
+    specs: Sequence[Callable[[], ClaimBackend]],
+    job: str,
+    slots: Sequence[Millis],
+    barrier: Any,
+    label: str,
+    batched: bool,
 ) -> list[tuple[str, Millis]]:
     """One thread for each spec. Every failure of a contender is raised."""
     won: list[tuple[str, Millis]] = []
@@ -315,7 +320,9 @@ def _contend(
                 barrier.wait()
                 for part in [block] if batched else [[slot] for slot in block]:
                     answers = claim_all(client, [ask(job, slot, owner) for slot in part])
-                    won.extend((owner, slot) for slot, answer in zip(part, answers, strict=True) if answer is Answer.WON)
+                    won.extend(
+                        (owner, slot) for slot, answer in zip(part, answers, strict=True) if answer is Answer.WON
+                    )
             client.close()
         except BaseException as error:
             failures.append(error)
@@ -362,12 +369,13 @@ def _contend_in_processes(
             if not results._reader.poll(patience):  # type: ignore[attr-defined]
                 pytest.fail(f"contenders in other processes said nothing for {patience} s")
             outcome = results.get()
-            assert not isinstance(outcome, str), f"a contender in another process failed:\n{outcome}"
+            assert not isinstance(outcome, str), f"a contender in another process failed: {outcome}"
             won += outcome
     finally:
         for process in crowd:
-            process.kill() if won == [] else process.join(patience)
-        for process in crowd:
+            # All have answered, or something is wrong already.
+            process.join(1)
+            process.kill()
             process.join()
             process.close()
         results.close()
@@ -375,7 +383,14 @@ def _contend_in_processes(
 
 
 def _contend_there(
-    spec: Callable[[], ClaimBackend], threads: int, job: str, slots: Any, barrier: Any, label: str, batched: bool, results: Any
+    spec: Callable[[], ClaimBackend],
+    threads: int,
+    job: str,
+    slots: Any,
+    barrier: Any,
+    label: str,
+    batched: bool,
+    results: Any,
 ) -> None:
     try:
         results.put(_contend([spec] * threads, job, slots, barrier, label, batched))

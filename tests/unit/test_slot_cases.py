@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import celery
 import pytest
 from celery import Celery
 from celery.schedules import crontab
@@ -18,7 +19,10 @@ from celery_anarchon.timetable import Timetable
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent.parent / "data" / "slot_cases.json").read_text())
 SOLAR = [case for case in CASES if case["kind"] == "solar"]
-RUN = [case for case in CASES if case["kind"] != "solar"]
+NEW_SPELLING = {"ct-month-names", "ct-dow-mar-is-wed"}
+"""Names of months in a crontab: Celery 5.5 and later read them."""
+UNREAD = [case for case in CASES if case["id"] in NEW_SPELLING and celery.VERSION < (5, 5)]
+RUN = [case for case in CASES if case["kind"] != "solar" and case not in UNREAD]
 DAY = 86_400_000
 
 
@@ -49,7 +53,7 @@ def timetable(case: dict[str, Any]) -> Timetable:
 
 def test_no_case_is_left_out() -> None:
     assert Counter(case["kind"] for case in CASES) == {"cron": 96, "crontab": 61, "interval": 20, "at": 9, "solar": 13}
-    assert len(RUN) + len(SOLAR) == len(CASES)
+    assert len(RUN) + len(SOLAR) + len(UNREAD) == len(CASES)
     assert len({case["id"] for case in CASES}) == len(CASES)
 
 

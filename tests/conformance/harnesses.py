@@ -1,0 +1,123 @@
+"""How the conformance kit reaches this package's own backends: what the author of another one writes too."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+
+from celery_anarchon.backends.base import ClaimBackend
+from celery_anarchon.backends.memory import MemoryBackend, MemoryStore
+from celery_anarchon.backends.sqlite import SqliteBackend
+from celery_anarchon.model import Millis
+from celery_anarchon.testing import BackendHarness, ManualClock
+
+NOON: Millis = 1_795_953_600_000
+
+
+def open_memory(backend: type[MemoryBackend], namespace: str, store: MemoryStore, app_name: str) -> MemoryBackend:
+    client = backend(namespace, store=store)
+    client.open(app_name)
+    return client
+
+
+class MemoryHarness(BackendHarness):
+    backend: type[MemoryBackend] = MemoryBackend
+    traits = MemoryBackend.traits
+    processes = False
+    breakable = False
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.clock = ManualClock(wall=NOON)
+        self.store = MemoryStore(self.clock)
+
+    def connect_spec(self, app_name: str | None = None) -> Callable[[], ClaimBackend]:
+        return partial(open_memory, self.backend, self.namespace, self.store, app_name or self.app_name)
+
+    def raw_read(self, job: str, slot: Millis) -> Mapping[str, Any] | None:
+        record = self.store.spaces[self.namespace].find(job, slot)
+        return None if record is None else dict(vars(record))
+
+    def raw_forge_lease(self, job: str, slot: Millis, lease_until: Millis) -> None:
+        record = self.store.spaces[self.namespace].find(job, slot)
+        assert record is not None
+        record.lease_until = lease_until
+
+    def raw_forge_layout(self, version: int) -> None:
+        self.store.spaces[self.namespace].layout = version
+
+    def pass_time(self, span: Millis) -> None:
+        self.clock.advance(span)
+
+
+def open_sqlite(backend: type[SqliteBackend], path: Path, namespace: str, app_name: str) -> SqliteBackend:
+    client = backend(path, table=namespace, busy_timeout=30)
+    client.open(app_name)
+    return client
+
+
+class SqliteHarness(BackendHarness):
+    backend: type[SqliteBackend] = SqliteBackend
+    traits = SqliteBackend.traits
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.path = directory / "store.db"
+
+    def connect_spec(self, app_name: str | None = None) -> Callable[[], ClaimBackend]:
+        return partial(open_sqlite, self.backend, self.path, self.namespace, app_name or self.app_name)
+
+    def raw_read(self, job: str, slot: Millis) -> Mapping[str, Any] | None:
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.row_factory = sqlite3.Row
+            query = f'select * from "{self.namespace}" where job = ? and slot = ?'
+            row = connection.execute(query, (job, slot)).fetchone()
+            return None if row is None else dict(row)
+
+    def raw_write(self, statement: str, *values: object) -> None:
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
+            assert connection.execute(statement, values).rowcount == 1
+
+    def raw_forge_lease(self, job: str, slot: Millis, lease_until: Millis) -> None:
+        self.raw_write(
+            f'update "{self.namespace}" set lease_until = ? where job = ? and slot = ?', lease_until, job, slot
+        )
+
+    def raw_forge_layout(self, version: int) -> None:
+        self.raw_write(f"update \"{self.namespace}_meta\" set value = ? where key = 'layout'", str(version))
+
+    def restart(self) -> None:
+        """There is no server: what ends is every process that had the file open."""
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        assert not self.path.with_name("store.db-wal").exists()
+
+    @contextmanager
+    def unreachable(self, client: ClaimBackend) -> Iterator[None]:
+        away = self.path.with_name("away.db")
+        self.path.rename(away)
+        try:
+            yield
+        finally:
+            away.rename(self.path)
+
+    @contextmanager
+    def reply_lost(self, client: ClaimBackend) -> Iterator[None]:
+        def lose(connection: Any, cursor: Any, statement: str, *_: object) -> None:
+            if statement == "COMMIT":
+                raise OperationalError(statement, None, sqlite3.OperationalError("disk I/O error"))
+
+        engine = client._source._engine  # type: ignore[attr-defined]
+        event.listen(engine, "after_cursor_execute", lose)
+        try:
+            yield
+        finally:
+            event.remove(engine, "after_cursor_execute", lose)

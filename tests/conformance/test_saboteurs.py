@@ -1,0 +1,82 @@
+"""Every clause is broken by a saboteur, kept by the honest backend, and stands in the contract."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_anarchon.backends import base
+from celery_anarchon.backends.memory import MemoryBackend
+from celery_anarchon.backends.sqlite import SqliteBackend
+from celery_anarchon.testing import LeaseSuite, clauses_of
+from celery_anarchon.testing.saboteurs import SABOTEURS
+from conformance.harnesses import MemoryHarness, SqliteHarness
+
+CLAUSES = clauses_of(LeaseSuite)
+
+
+class QuickSuite(LeaseSuite):
+    """Races small enough to be run for each saboteur; never collected, so it needs no harness."""
+
+    race_slots = 30
+    race_processes = (4, 2)
+    patience = 2
+
+
+def broken_by(backend: type[Any], clause: str, directory: Path) -> dict[str, BaseException]:
+    """The tests of *clause* that fail on *backend*, and how."""
+    harness_of: type[Any] = MemoryHarness if issubclass(backend, MemoryBackend) else SqliteHarness
+    harness_class = type("Harness", (harness_of,), {"backend": backend})
+    broken: dict[str, BaseException] = {}
+    for name in CLAUSES[clause]:
+        test = getattr(QuickSuite(), name)
+        if any(
+            not getattr(harness_class.traits if hasattr(harness_class.traits, need) else harness_class, need)
+            for need in getattr(test, "conformance_needs", ())
+        ):
+            continue
+        place = directory / name
+        place.mkdir()
+        with harness_class(place) as harness:
+            try:
+                test(harness)
+            except (AssertionError, pytest.fail.Exception) as error:
+                broken[name] = error
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("clause", "saboteur"), [(clause, saboteur) for clause, some in SABOTEURS.items() for saboteur in some]
+)
+def test_the_clause_catches_its_saboteur(clause: str, saboteur: type[Any], tmp_path: Path) -> None:
+    assert broken_by(saboteur, clause, tmp_path), f"{saboteur.__name__} passes {clause}: sharpen it"
+
+
+@pytest.mark.parametrize("clause", sorted({clause for clause in SABOTEURS}))
+def test_the_honest_backend_keeps_the_clause(clause: str, tmp_path: Path) -> None:
+    """As it is run above: else a saboteur might fail for another reason."""
+    kinds = {MemoryBackend if issubclass(saboteur, MemoryBackend) else SqliteBackend for saboteur in SABOTEURS[clause]}
+    for kind in kinds:
+        place = tmp_path / kind.name
+        place.mkdir()
+        assert not broken_by(kind, clause, place)
+
+
+def test_every_clause_has_a_saboteur() -> None:
+    assert set(SABOTEURS) == set(CLAUSES)
+
+
+def test_every_clause_of_the_contract_is_tested() -> None:
+    text = Path(base.__file__).read_text()
+    promised = set(re.findall(r"\b[CLX]\d+\b", text))
+    assert promised - set(CLAUSES) == set()
+
+
+def test_a_saboteur_breaks_in_one_way() -> None:
+    """Each says which clause it breaks."""
+    for clause, some in SABOTEURS.items():
+        for saboteur in some:
+            assert (saboteur.__doc__ or "").startswith(clause)

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from celery_anarchon.testing import LeaseSuite
+from celery_anarchon.testing.harness import race
+from conformance.harnesses import SqliteHarness
+
+
+class TestSqlite(LeaseSuite):
+    harness_class = SqliteHarness
+
+
+@pytest.mark.long
+def test_fifty_contenders_in_ten_processes_for_a_thousand_slots(tmp_path: Path) -> None:
+    with SqliteHarness(tmp_path) as harness:
+        base = harness.connect().now() - 10_000_000
+        winners = race(harness, "race", range(base, base + 1_000), processes=10, threads=5, patience=900)
+        assert {len(owners) for owners in winners.values()} == {1}
