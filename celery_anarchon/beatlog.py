@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 
 from celery_anarchon import events
+from celery_anarchon.errors import AnarchonError
+from celery_anarchon.publishing import BrokerAway, PublishUnclear
 from celery_anarchon.wire import time_text
 
 logger = logging.getLogger("celery_anarchon.beat")
@@ -80,4 +82,8 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
 
 
 def _words(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """The error in one line; ours are sentences already."""
+    text = " ".join(str(error).split())
+    if text and isinstance(error, (AnarchonError, BrokerAway, PublishUnclear)):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

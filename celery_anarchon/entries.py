@@ -16,7 +16,6 @@ from celery_anarchon.job import Job
 from celery_anarchon.model import Traits
 from celery_anarchon.options import (
     JOB_OPTIONS,
-    JobOptions,
     Kind,
     OptionSources,
     Settings,
@@ -25,8 +24,7 @@ from celery_anarchon.options import (
     nearest,
     scheduler_settings,
 )
-from celery_anarchon.schedules import timetable_of
-from celery_anarchon.timetable import At, Interval
+from celery_anarchon.schedules import cron, kind_of, timetable_of
 
 ENTRY_KEYS = frozenset({"task", "schedule", "args", "kwargs", "options", "relative"})
 OPTIONS_KEY = "anarchon"
@@ -111,13 +109,11 @@ class JobFactory:
         if not isinstance(given, Mapping):
             raise OptionError(f'job {name!r}: "options": {{"anarchon": ...}} must be a mapping, not {given!r}')
         try:
-            timetable = timetable_of(entry.schedule, job=name, app=self.app)
-            kind = _kind_of(timetable)
+            kind = kind_of(entry.schedule, job=name)
             options = job_options(name, kind, self._sources(name, kind, entry, given), self.traits, self.settings)
-            if options.offset is not None or options.timezone is not None:
-                timetable = timetable_of(
-                    entry.schedule, job=name, app=self.app, offset=options.offset, timezone=options.timezone
-                )
+            timetable = timetable_of(
+                entry.schedule, job=name, app=self.app, offset=options.offset, timezone=options.timezone
+            )
         except ConfigurationError:
             raise
         except Exception as error:
@@ -127,20 +123,18 @@ class JobFactory:
         return Job(name=name, timetable=timetable, options=options, task=entry.task, payload=entry)
 
     def _sources(self, name: str, kind: Kind, entry: ScheduleEntry, given: Mapping[str, Any]) -> OptionSources:
-        settings = self._option_settings
+        settings, defaults = self._option_settings, dict(self._defaults)
+        if isinstance(entry.schedule, cron) and entry.schedule.zone is not None:
+            # A zone written into the schedule is stronger than a default for all jobs.
+            settings = {option: value for option, value in settings.items() if option != "timezone"}
+            defaults.pop("timezone", None)
         if kind is Kind.CRON and isinstance(entry.schedule, crontab) and settings.get("max_late") is None:
             deadline = self.app.conf.get("beat_cron_starting_deadline")
             if deadline is not None:
                 settings = {**settings, "max_late": deadline}
         return OptionSources(
-            entry=given, by_name=self._by_name.get(name, {}), defaults=self._defaults, settings=settings
+            entry=given, by_name=self._by_name.get(name, {}), defaults=defaults, settings=settings
         )
-
-
-def _kind_of(timetable: Any) -> Kind:
-    if isinstance(timetable, Interval):
-        return Kind.INTERVAL
-    return Kind.AT if isinstance(timetable, At) else Kind.CRON
 
 
 def definitions_of(app: Celery) -> dict[str, Any]:

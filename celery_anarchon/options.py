@@ -88,7 +88,7 @@ def _size(value: Any, what: str) -> int:
 
 
 def _offset(value: Any, what: str) -> Millis | Literal["auto"]:
-    return "auto" if value == "auto" else parse_duration(value, what)
+    return "auto" if value == "auto" else parse_duration(value, what, negative=True)
 
 
 def _zone(value: Any, what: str) -> str:

@@ -234,6 +234,8 @@ class _Statements:
             return and_(*(runs.c[name] == asked.c[name] for name in ("job", "slot", *names)))
 
         self.now = select(dialect._clock())
+        # From a table, so that the answer comes from the store and not from its driver.
+        self.ping = self.now.select_from(tables.meta).limit(1)
         self.floors = select(jobs.c.job, jobs.c.floor).where(jobs.c.job.in_(the_jobs), jobs.c.floor.is_not(None))
 
         new_run = insert(runs).on_conflict_do_nothing()
@@ -448,18 +450,25 @@ class SqlBackend(LeaseBackend):
 
     def _meta_in(self, connection: Connection) -> dict[str, str] | None:
         """What the namespace says of itself, None: there is no such namespace."""
-        present = inspect(connection)
         schema = self.tables.metadata.schema
-        if present.has_table(self.tables.meta.name, schema):
-            return {row.key: row.value for row in connection.execute(select(self.tables.meta))}
-        ours = self.tables.metadata.sorted_tables
-        foreign = [table.name for table in ours if present.has_table(table.name, schema)]
-        if foreign:
-            raise Unusable(
-                f"{self.describe()}: there is a table {foreign[0]} that is not of this namespace; set table=... to a "
-                "name that nobody uses"
-            )
-        return None
+
+        def there(table: Table) -> bool:
+            # A new inspector each time: one remembers its answers.
+            return inspect(connection).has_table(table.name, schema)
+
+        foreign: list[str] = []
+        if not there(self.tables.meta):
+            foreign = [table.name for table in self.tables.metadata.sorted_tables if there(table)]
+            # A look without a transaction is several: another beat may have made the tables between the first and the
+            # last of them.
+            if not there(self.tables.meta):
+                if not foreign:
+                    return None
+                raise Unusable(
+                    f"{self.describe()}: there is a table {foreign[0]} that is not of this namespace; set table=... to "
+                    "a name that nobody uses"
+                )
+        return {row.key: row.value for row in connection.execute(select(self.tables.meta))}
 
     def _check_meta(self, meta: dict[str, str], app_name: str) -> None:
         if int(meta["layout"]) > wire.LAYOUT_VERSION:
@@ -476,7 +485,7 @@ class SqlBackend(LeaseBackend):
     def now(self) -> Millis:
         try:
             with self._reading() as connection:
-                return self._time(connection)
+                return int(connection.execute(self._sql.ping).scalar_one())
         except NoTables:
             if not self._may_be_empty:
                 raise

@@ -4,8 +4,8 @@ Belongs here: how SQLite is opened, waited for and left alone. Does not belong h
 
 What is promised when. A claim that was answered survives the death of every process (``kill -9``), and, in a file that
 we opened, a power cut too: ``synchronous=FULL`` costs one fsync a batch, half a millisecond on a good disk, and without
-it a slot whose message is already with the broker could be claimed again after a power cut. On a connection or an Engine
-of the app, the app's own ``synchronous`` and ``journal_mode`` decide.
+it a slot whose message is already with the broker could be claimed again after a power cut. On a connection or an
+Engine of the app, the app's own ``synchronous`` and ``journal_mode`` decide.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -404,14 +403,12 @@ def _source(database: Any, backend: SqliteBackend) -> _File | _HandedEngine | _H
     )
 
 
-def _network_file_system(path: Path) -> str | None:
-    """Its type, if the kernel says that *path* lies on one. Best effort: Linux only."""
-    if sys.platform != "linux":
-        return None
+def _network_file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:
+    """Its type, if the kernel says that *path* lies on one. Best effort: where there is no /proc, None."""
     best, found = "", None
     with suppress(OSError, ValueError):
         real = os.path.realpath(path.parent)
-        for line in Path("/proc/mounts").read_text(errors="replace").splitlines():
+        for line in mounts.read_text(errors="replace").splitlines():
             _, where, system, *_ = line.split(" ")
             where = where.encode().decode("unicode_escape") if "\\" in where else where
             inside = real == where or real.startswith(where.rstrip("/") + "/")

@@ -90,7 +90,7 @@ class ClaimSuite(Suite):
     # --- C1 .. C6: who wins -------------------------------------------------------------------------------------------
 
     def test_C1_one_winner_among_threads(self, harness: BackendHarness) -> None:
-        """Read-then-write and upserts that both succeed: two beats send the same slot (steady-queue#54, django-q#231)."""
+        """Read-then-write, and upserts that both succeed: two beats send one slot (steady-queue#54, django-q#231)."""
         base = self.base(harness.connect())
         slots = [base + 1_000 * number for number in range(self.race_slots)]
         self.assert_exact(harness, "race", race(harness, "race", slots, processes=1, threads=self.race_threads))
@@ -263,7 +263,7 @@ class ClaimSuite(Suite):
 
     @needs("breakable")
     def test_C12_a_reply_that_does_not_arrive_is_unknown(self, harness: BackendHarness) -> None:
-        """A confirm whose reply was lost, taken for a refusal, publishes again; the driver's own error ends the beat."""
+        """A confirm whose reply was lost, taken for a refusal, publishes again; the driver's error ends the beat."""
         client = harness.connect()
         slot = self.base(client)
         assert claim(client, "job", slot, "a") is WON
@@ -451,7 +451,7 @@ class ClaimSuite(Suite):
 
     @needs("processes")
     def test_X2_a_client_works_after_a_fork(self, harness: BackendHarness) -> None:
-        """A beat inside a worker is a fork: with the parent's socket or thread it hangs, or reads the parent's replies."""
+        """A beat inside a worker is a fork: with the parent's socket or thread it hangs, or reads its replies."""
         client = harness.connect()
         slot = self.base(client)
         assert claim(client, "job", slot, "parent") is WON
@@ -460,8 +460,8 @@ class ClaimSuite(Suite):
         assert claim_all(client, [ask("job", slot, "parent"), ask("job", slot + 1, "parent")]) == [WON, TAKEN]
 
     def test_X3_close_in_the_middle_of_a_call(self, harness: BackendHarness) -> None:
-        """SIGTERM comes during a claim: its handler waits for the lock that the interrupted call holds, for ever; or the
-        slot that was being claimed is left to its lease."""
+        """SIGTERM comes during a claim: its handler waits for the lock that the interrupted call holds, for ever; or
+        the slot that was being claimed is left to its lease."""
         client = harness.connect()
         base = self.base(client)
         requests = [ask("job", base + number, "a") for number in range(3)]

@@ -1,6 +1,6 @@
 """What the suites know of a store, and the means to race for it, to break it and to look past the backend.
 
-Belongs here: everything that a clause needs besides the contract. Does not belong here: clauses, and any product's name.
+Belongs here: everything that a clause needs besides the contract. Does not belong here: clauses, and names of products.
 """
 
 from __future__ import annotations
@@ -197,15 +197,15 @@ def clauses_of(*suites: type[Suite]) -> dict[str, list[str]]:
 
 
 def report_lines() -> list[str]:
-    """For a terminal summary: of each suite with a harness, how many clauses it asks and which it leaves out, and why."""
+    """For a terminal summary: of each suite with a harness how many clauses it asks, which it leaves out, and why."""
     lines = []
     for suite in _suites(Suite):
         if "harness_class" in vars(suite):
             asked = clauses_of(suite)
             left = [f"{name} ({condition})" for name, condition in sorted(suite.not_collected.items())]
             lines.append(
-                f"{suite.__module__}.{suite.__name__}: {len(asked)} clauses, {sum(map(len, asked.values())) - len(left)} "
-                f"tests; not applicable: {', '.join(left) or 'none'}"
+                f"{suite.__module__}.{suite.__name__}: {len(asked)} clauses, "
+                f"{sum(map(len, asked.values())) - len(left)} tests; not applicable: {', '.join(left) or 'none'}"
             )
     return sorted(set(lines))
 
@@ -216,7 +216,7 @@ def _suites(root: type[Suite]) -> Iterator[type[Suite]]:
         yield from _suites(suite)
 
 
-# --- short forms of the contract's values -------------------------------------------------------------------------------
+# --- short forms of the contract's values -----------------------------------------------------------------------------
 
 
 def ask(job: str, slot: Millis, owner: str, lease: Millis = LONG, beat: str = "beat") -> ClaimRequest:
@@ -265,7 +265,7 @@ def take(
     return client.takeover([wish])[0]
 
 
-# --- races --------------------------------------------------------------------------------------------------------------
+# --- races ------------------------------------------------------------------------------------------------------------
 
 _BLOCK = 10
 """A barrier every so many slots keeps all contenders on the same ones."""
@@ -353,7 +353,7 @@ def _contend_in_processes(
     batched: bool,
     patience: float,
 ) -> list[tuple[str, Millis]]:
-    context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     barrier = context.Barrier(processes * threads, timeout=patience)
     results = context.SimpleQueue()
     crowd = []
@@ -366,7 +366,7 @@ def _contend_in_processes(
     won: list[tuple[str, Millis]] = []
     try:
         for _ in crowd:
-            if not results._reader.poll(patience):  # type: ignore[attr-defined]
+            if not results._reader.poll(patience):
                 pytest.fail(f"contenders in other processes said nothing for {patience} s")
             outcome = results.get()
             assert not isinstance(outcome, str), f"a contender in another process failed: {outcome}"
@@ -398,7 +398,7 @@ def _contend_there(
         results.put(f"{type(error).__name__}: {error}")
 
 
-# --- processes, signals, leftovers --------------------------------------------------------------------------------------
+# --- processes, signals, leftovers ------------------------------------------------------------------------------------
 
 
 @contextmanager

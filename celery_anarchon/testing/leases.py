@@ -39,7 +39,7 @@ class LeaseSuite(ClaimSuite):
     # --- claims that have a lease -------------------------------------------------------------------------------------
 
     def test_C2_asking_again_renews_the_lease(self, harness: BackendHarness) -> None:
-        """A publish that needs longer than the lease asks again, is told "won", and the slot is taken over meanwhile."""
+        """A publish that needs longer than its lease asks again, is told "won", and the slot is taken over."""
         client, other = harness.connect_lease(), harness.connect_lease()
         slot = self.base(client)
         assert claim(client, "job", slot, "a") is WON
@@ -64,7 +64,7 @@ class LeaseSuite(ClaimSuite):
         assert harness.raw_read("job", base + 5) is None, "a record at or below the floor"
 
     def test_C9_tidy_keeps_what_is_unsettled_or_undecided(self, harness: BackendHarness) -> None:
-        """Housekeeping drops the claim that a beat is about to publish, or closes a slot that nobody has decided yet."""
+        """Housekeeping drops the claim that a beat is about to publish, or closes a slot that nobody has decided."""
         client = harness.connect_lease()
         base = self.base(client)
 
@@ -126,7 +126,8 @@ class LeaseSuite(ClaimSuite):
         slot = self.base(client)
         assert claim(client, "job", slot, "a") is WON
         ahead = max(SystemClock().wall(), client.now()) + 3_600_000
-        with mock.patch("time.time", lambda: ahead / 1000), mock.patch("time.time_ns", lambda: ahead * 1_000_000):
+        seconds, nanoseconds = ahead / 1000, ahead * 1_000_000
+        with mock.patch("time.time", return_value=seconds), mock.patch("time.time_ns", return_value=nanoseconds):
             other = harness.connect_lease()
             assert self.lapsed(other) == []
             assert take(other, "job", slot, "b") is None, harness.raw_read("job", slot)

@@ -1,7 +1,7 @@
 """For each clause a backend that breaks it, in the way in which somebody once did.
 
-Belongs here: backends that are wrong in one way each. ``tests/conformance/test_saboteurs.py`` runs the suites on them and
-requires that very clause to fail: a clause that no saboteur can break proves nothing.
+Belongs here: backends that are wrong in one way each. ``tests/conformance/test_saboteurs.py`` runs the suites on them
+and requires that very clause to fail: a clause that no saboteur can break proves nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from celery_anarchon.backends.base import (
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.clock import SystemClock
-from celery_anarchon.model import UNSETTLED, Answer, Millis, Run, RunState
+from celery_anarchon.model import Answer, Millis, Run, RunState
 
 
 class ReadsThenClaims(MemoryBackend):

@@ -102,12 +102,17 @@ class SqliteHarness(BackendHarness):
 
     @contextmanager
     def unreachable(self, client: ClaimBackend) -> Iterator[None]:
-        away = self.path.with_name("away.db")
-        self.path.rename(away)
+        """There is no server to stop; what the path leads to is no database for a while."""
+        away = self.directory / "away"
+        away.mkdir()
+        for file in self.directory.glob("store.db*"):
+            file.rename(away / file.name)
+        self.path.write_bytes(b"no database" * 1_000)
         try:
             yield
         finally:
-            away.rename(self.path)
+            for file in away.iterdir():
+                file.rename(self.directory / file.name)
 
     @contextmanager
     def reply_lost(self, client: ClaimBackend) -> Iterator[None]:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from celery_anarchon.testing import LeaseSuite
 from conformance.harnesses import MemoryHarness
+
+from celery_anarchon.testing import LeaseSuite
 
 
 class TestMemory(LeaseSuite):

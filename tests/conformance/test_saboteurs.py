@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance.harnesses import MemoryHarness, SqliteHarness
 
 from celery_anarchon.backends import base
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.testing import LeaseSuite, clauses_of
 from celery_anarchon.testing.saboteurs import SABOTEURS
-from conformance.harnesses import MemoryHarness, SqliteHarness
 
 CLAUSES = clauses_of(LeaseSuite)
 
@@ -55,7 +55,7 @@ def test_the_clause_catches_its_saboteur(clause: str, saboteur: type[Any], tmp_p
     assert broken_by(saboteur, clause, tmp_path), f"{saboteur.__name__} passes {clause}: sharpen it"
 
 
-@pytest.mark.parametrize("clause", sorted({clause for clause in SABOTEURS}))
+@pytest.mark.parametrize("clause", sorted(SABOTEURS))
 def test_the_honest_backend_keeps_the_clause(clause: str, tmp_path: Path) -> None:
     """As it is run above: else a saboteur might fail for another reason."""
     kinds = {MemoryBackend if issubclass(saboteur, MemoryBackend) else SqliteBackend for saboteur in SABOTEURS[clause]}

@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conformance.harnesses import SqliteHarness
 
 from celery_anarchon.testing import LeaseSuite
 from celery_anarchon.testing.harness import race
-from conformance.harnesses import SqliteHarness
 
 
 class TestSqlite(LeaseSuite):

@@ -473,6 +473,9 @@ def test_answers_to_stock_beat() -> None:
     assert grid.is_due(aware) == (True, 29.5)
     assert grid.is_due(aware.replace(second=15)) == (False, 29.5)
     assert grid.is_due(datetime(2026, 1, 1, 0, 0, 15, 999)) == (False, 29.5)
+    grid.nowfun = lambda: datetime(2026, 1, 1, 0, 0, 15)
+    assert grid.is_due(aware) == (True, 60)
+    grid.nowfun = lambda: datetime(2026, 1, 1, 0, 0, 45, 500_000)
     assert grid.remaining_estimate(aware) == timedelta(seconds=-30.5)
     assert grid.remaining_estimate(aware.replace(second=15)) == timedelta(seconds=29.5)
 

@@ -174,6 +174,10 @@ def test_an_or_that_holds_every_day_is_every_day() -> None:
         ("0 0 29 2 *", "Asia/Tokyo", "2096-02-28T15:00", ["2104-02-28T15:00"]),
         ("30 2 * * 0", "Europe/Paris", "2060-03-27T12:00", ["2060-03-28T01:00", "2060-04-04T00:30"]),
         ("0 0 5W * *", "UTC", "2026-03-31T12:00", ["2026-04-06T00:00", "2026-05-05T00:00", "2026-06-05T00:00"]),
+        ("0 0 31W * *", "UTC", "2026-05-01T00:00", ["2026-05-29T00:00", "2026-06-30T00:00", "2026-07-31T00:00"]),
+        ("0 0 1W 8 *", "UTC", "2026-01-01T00:00", ["2026-08-03T00:00", "2027-08-02T00:00"]),
+        # Clocks set back over midnight, and every hour of one day only: what is far away in local time comes again.
+        ("30 * 17 2 *", "America/Sao_Paulo", "2018-02-18T01:45", ["2018-02-18T02:30", "2019-02-17T03:30"]),
         ("0 0 L * *", "UTC", "2028-01-31T12:00", ["2028-02-29T00:00", "2028-03-31T00:00"]),
     ],
 )
@@ -181,6 +185,15 @@ def test_slots_by_example(text: str, zone: str, after: str, slots: list[str]) ->
     timetable = cron_from_text(text, zone)
     assert walk(timetable, after, len(slots)) == slots
     assert timetable.count(millis(after), millis(slots[-1])) == len(slots)
+
+
+def test_a_day_that_is_shown_again_after_its_end() -> None:
+    # Havana, 1 November 2026, 01:00 is 00:00 again at 05:00Z: at 00:10 the latest slot reads 00:30.
+    havana = cron_from_text("30 * 1 11 *", "America/Havana")
+    assert havana.last(millis("2026-11-01T05:10")) == millis("2026-11-01T04:30")
+    # Dhaka, 31 December 2009, 24:00 is 23:00 again: the year is shown again after its end.
+    dhaka = cron_from_text("30 * * * * 0 2009", "Asia/Dhaka", seconds=True)
+    assert walk(dhaka, "2009-12-31T16:45", 3) == ["2009-12-31T17:30"]
 
 
 def test_years_end() -> None:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.oracle import expected_cron, expected_interval
 from celery_anarchon.timetable import Cron, Interval, Timetable, at_instant, cron_from_fields, cron_from_text
+from celery_anarchon.zones import WallClock
 
 LONG = os.environ.get("ANARCHON_HYPOTHESIS") == "long"
 HOUR, DAY = 3_600_000, 86_400_000
@@ -177,6 +178,51 @@ def test_slots_equal_the_scan(fields: Fields, window: tuple[str, int, int], data
         assert timetable.last(moment) == earlier[-1]
 
 
+@pytest.mark.parametrize("zone", sorted(available_timezones()) if LONG else [*ZONES, "America/Noronha"])
+def test_no_change_of_a_clock_is_missed(zone: str) -> None:
+    """Noronha's clock was changed twice within a week, Casablanca's is within a Ramadan."""
+    clock, at, found = WallClock(ZoneInfo(zone)), millis(2000, 1, 1) // 1000, []
+    while at < millis(2038, 1, 1) // 1000:
+        _, end, offset = clock.span_at(at)
+        if clock.span_at(end)[2] != offset:
+            found.append(end * 1000)
+        at = end
+    assert [change for change in found if change < millis(2038, 1, 1)] == changes(zone)
+
+
+@pytest.mark.parametrize("hours", [set(range(24)), set(range(4)) | {23}], ids=["every-hour", "timed"])
+@pytest.mark.parametrize(
+    ("zone", "change"),
+    [
+        ("Europe/Paris", (2026, 3, 29, 1)),
+        ("Europe/Paris", (2026, 10, 25, 1)),
+        ("Africa/Cairo", (2026, 4, 23, 22)),
+        ("Africa/Cairo", (2026, 10, 29, 21)),
+        ("Australia/Lord_Howe", (2026, 4, 4, 15)),
+        ("America/Sao_Paulo", (2018, 2, 18, 2)),
+        ("Antarctica/Casey", (2018, 3, 10, 17)),
+        ("Pacific/Apia", (2011, 12, 30, 10)),
+    ],
+)
+def test_every_start_around_a_change(zone: str, change: tuple[int, ...], hours: set[int]) -> None:
+    assert millis(*change) in changes(zone)
+    fields = {
+        "minute": {0, 10, 25, 50},
+        "hour": hours,
+        "day_of_month": set(range(1, 32)),
+        "month_of_year": set(range(1, 13)),
+        "day_of_week": set(range(7)),
+    }
+    timetable = cron_of(fields, zone)
+    first, end = millis(*change) - 6 * HOUR, millis(*change) + 8 * HOUR
+    slots = expected_cron(fields, zone, first - 2 * DAY, end + 2 * DAY)
+    for start in range(first, end, 7 * 60_000):
+        later = [slot for slot in slots if slot > start]
+        assert timetable.next(start) == later[0]
+        assert timetable.last(start) == [slot for slot in slots if slot <= start][-1]
+        assert timetable.count(start, end) == len([slot for slot in later if slot <= end])
+
+
 @examples(40)
 @given(FIELDS, subsets(0, 59), windows(longest=3 * HOUR))
 def test_seconds_equal_the_scan(fields: Fields, seconds: set[int], window: tuple[str, int, int]) -> None:
@@ -210,7 +256,7 @@ def test_odd_old_clocks_equal_the_scan(zone: str, when: tuple[int, int, int], ho
         "month_of_year": set(range(1, 13)),
         "day_of_week": set(range(7)),
     }
-    after, until = millis(*when) - 3 * DAY, millis(*when) + 3 * DAY
+    after, until = millis(*when) - 30 * HOUR, millis(*when) + 40 * HOUR
     timetable = cron_of(fields, zone)
     expected = expected_cron(fields, zone, after, until)
     assert walk(timetable, after, until) == expected

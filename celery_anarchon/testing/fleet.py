@@ -1,0 +1,205 @@
+"""Real beats and real workers for tests: started, frozen, killed, stopped, restarted; and their messages, read past the
+product.
+
+    with Fleet("myapp", workdir, {"MY_SETTING": "1"}) as fleet:
+        broker = filesystem_broker(workdir / "broker")         # what myapp sets: broker_url and its options
+        one, two = fleet.beat("one"), fleet.beat("two")
+        one.wait_for_log("beat: Waking up")                    # it has ticked; beats run with -l DEBUG
+        one.kill()
+        events = events_of(filesystem_messages(workdir / "broker"))
+        verdict = judge(events, {"job": expected_interval(...)})
+
+Belongs here: tooling for processes and messages. Does not belong here: what a test wants to see, and any knowledge of
+the store.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from celery_anarchon.cli.processes import (
+    ManagedProcess,
+    NotInTime,
+    ProcessGroup,
+    celery_command,
+    clean_environment,
+    wait_until,
+)
+from celery_anarchon.verdict import Event, event_of
+
+__all__ = [
+    "Fleet",
+    "ManagedProcess",
+    "Message",
+    "NotInTime",
+    "decode_message",
+    "events_of",
+    "filesystem_broker",
+    "filesystem_messages",
+    "redis_messages",
+    "wait_until",
+]
+
+_HALF_WRITTEN = 5.0
+"""Seconds after which a message file that is no JSON counts as broken, not as being written just now."""
+
+
+class Fleet(ProcessGroup):
+    """Processes of one Celery app. A context manager: none of them outlives it.
+
+    :param app_module: what ``celery -A`` takes. It must be importable from *workdir* or PYTHONPATH.
+    :param workdir: where they run and log (``<name>.log``).
+    :param env: environment variables for all of them, beside this process's own without its ``CELERY_*``.
+    """
+
+    def __init__(self, app_module: str, workdir: Path, env: Mapping[str, str] | None = None) -> None:
+        super().__init__(workdir, clean_environment(**(env or {})))
+        self.app_module = app_module
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def beat(
+        self,
+        name: str,
+        *args: str,
+        scheduler: str | None = "celery_anarchon.Scheduler",
+        loglevel: str = "DEBUG",
+        **env: str,
+    ) -> ManagedProcess:
+        """Start ``celery beat``. *scheduler* None: what the app says."""
+        chosen = () if scheduler is None else ("-S", scheduler)
+        return self.celery(name, "beat", *chosen, "-l", loglevel, *args, **env)
+
+    def worker(self, name: str, *args: str, pool: str = "solo", loglevel: str = "INFO", **env: str) -> ManagedProcess:
+        """Start ``celery worker``, without the chatter between workers, which a file-system broker is too slow for."""
+        quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+        return self.celery(name, "worker", "-n", f"{name}@%h", "-P", pool, "-l", loglevel, *quiet, *args, **env)
+
+    def celery(self, name: str, *arguments: str, **env: str) -> ManagedProcess:
+        """Start any ``celery`` command of the app."""
+        return self.start(name, celery_command(self.app_module, *arguments), **env)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """A task message as it lay in the broker."""
+
+    task_id: str
+    task: str
+    headers: Mapping[str, Any]
+    body: Any
+    """Celery's [args, kwargs, embed]."""
+    properties: Mapping[str, Any]
+    envelope: Mapping[str, Any]
+    """All of it, as kombu wrote it."""
+
+    @property
+    def run(self) -> Mapping[str, Any] | None:
+        """The ``anarchon`` header."""
+        found = self.headers.get("anarchon")
+        return found if isinstance(found, Mapping) else None
+
+
+def decode_message(payload: str | bytes) -> Message:
+    """A message out of the JSON envelope of kombu's virtual transports (Redis, file system, SQLAlchemy, memory).
+
+    :raises ValueError: no such envelope.
+    """
+    envelope = json.loads(payload)
+    try:
+        headers, properties = envelope["headers"], envelope["properties"]
+        raw = envelope["body"]
+        if properties.get("body_encoding") == "base64":
+            raw = base64.b64decode(raw)
+        return Message(
+            task_id=headers["id"],
+            task=headers["task"],
+            headers=headers,
+            body=json.loads(raw) if envelope["content-type"] == "application/json" else raw,
+            properties=properties,
+            envelope=envelope,
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no task message: {error!r} in {envelope!r}") from error
+
+
+def events_of(messages: Iterable[Message]) -> list[Event]:
+    """What messages say to :func:`celery_anarchon.verdict.judge`; messages of nobody's slot say nothing."""
+    return [event for message in messages if (event := event_of(message.headers)) is not None]
+
+
+def filesystem_broker(folder: Path, queue: str = "celery") -> dict[str, Any]:
+    """Make a file-system broker in *folder*; the Celery settings that use it.
+
+    The queue is bound beforehand: kombu's own first declaration writes a file that another process may read half-done.
+    Messages lie in ``<folder>/queue``, those that a worker took in ``<folder>/processed``.
+    """
+    for name in ("queue", "processed", "control"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "control" / f"{queue}.exchange").write_text(json.dumps([[queue, "", queue]]))
+    return {
+        "broker_url": "filesystem://",
+        "broker_transport_options": {
+            "data_folder_in": str(folder / "queue"),
+            "data_folder_out": str(folder / "queue"),
+            "processed_folder": str(folder / "processed"),
+            "store_processed": True,
+            "control_folder": str(folder / "control"),
+            "polling_interval": 0.1,
+        },
+        "task_default_queue": queue,
+    }
+
+
+def filesystem_messages(folder: Path, queue: str = "celery", *, processed: bool = True) -> list[Message]:
+    """All messages of a broker made by :func:`filesystem_broker`, oldest first; *processed*: with those that a worker
+    took. A worker that stops puts what it has taken and not run back, as a new file: look before that.
+
+    :raises ValueError: a file that is no message, and not just being written.
+    """
+    found: dict[str, Message] = {}
+    places = ["queue", "processed"] if processed else ["queue"]
+    for place in places:
+        for path in (folder / place).glob(f"*.{queue}.msg"):
+            message = _read_settled(path)
+            if message is not None:
+                # A file that moves while we look is seen in both places, under one name.
+                found[path.name] = message
+    return [found[name] for name in sorted(found, key=lambda name: int(name.partition("_")[0]))]
+
+
+def _read_settled(path: Path) -> Message | None:
+    deadline = time.monotonic() + _HALF_WRITTEN
+    while True:
+        try:
+            return decode_message(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            if time.monotonic() >= deadline:
+                raise ValueError(f"{path}: {error}") from error
+        time.sleep(0.01)
+
+
+class RedisClient(Protocol):
+    """The two calls that :func:`redis_messages` makes."""
+
+    def keys(self, pattern: str) -> Any: ...
+
+    def lrange(self, name: Any, start: int, end: int) -> Any: ...
+
+
+def redis_messages(client: RedisClient, queue: str = "celery") -> list[Message]:
+    """The messages that wait in a Redis broker's list and in its lists for other priorities, oldest first in each."""
+    keys = [queue, *sorted(client.keys(f"{queue}\x06\x16[0-9]*"))]
+    return [decode_message(payload) for key in keys for payload in reversed(client.lrange(key, 0, -1))]
