@@ -26,12 +26,16 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
-    from celery_anarchon.app import Anarchon as Anarchon, run_id as run_id
+    from celery_anarchon.app import Anarchon as Anarchon
+    from celery_anarchon.app import run_id as run_id
     from celery_anarchon.backends.memory import MemoryBackend as MemoryBackend
     from celery_anarchon.backends.sqlite import SqliteBackend as SqliteBackend
-    from celery_anarchon.model import Run as Run, RunState as RunState
+    from celery_anarchon.model import Run as Run
+    from celery_anarchon.model import RunState as RunState
     from celery_anarchon.scheduler import Scheduler as Scheduler
-    from celery_anarchon.schedules import at as at, cron as cron, every as every
+    from celery_anarchon.schedules import at as at
+    from celery_anarchon.schedules import cron as cron
+    from celery_anarchon.schedules import every as every
 
 
 def __getattr__(name: str) -> Any:

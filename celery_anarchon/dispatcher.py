@@ -35,12 +35,12 @@ from celery_anarchon.backends.base import (
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 from celery_anarchon.job import Job
+from celery_anarchon.ledger import Ledger
 from celery_anarchon.model import Answer, Millis, RunState
 from celery_anarchon.options import Settings
-from celery_anarchon.ledger import Ledger
 from celery_anarchon.outage import Outage
-from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.publishing import BrokerAway, Dispatch, Publisher, PublishUnclear
+from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
 from celery_anarchon.timetable import At
 
@@ -308,9 +308,7 @@ class Dispatcher:
             self._ledger.give_up(self._ending(item, RunState.NOT_SENT, "publish-error"))
         else:
             self.fanout.emit(events.Sent(job=job, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
-            self._ledger.confirm(
-                Confirmation(job=job, slot=slot, owner=self.owner, attempt=item.attempt, late=late)
-            )
+            self._ledger.confirm(Confirmation(job=job, slot=slot, owner=self.owner, attempt=item.attempt, late=late))
             watched = self.agenda.get(job)
             if watched is not None:
                 self._roster.touched(watched)
@@ -360,9 +358,7 @@ class Dispatcher:
         cursors: list[Millis] = []
         for job, known in zip(jobs, self._roster.first_sight(jobs), strict=True):
             if known.last is None and isinstance(job.timetable, At) and job.timetable.instant <= known.since:
-                self._note_given_up(
-                    job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (job.timetable.instant,))
-                )
+                self._note_given_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (job.timetable.instant,)))
             cursors.append(known.since if known.last is None else max(known.since, known.last))
         return cursors
 
@@ -397,9 +393,7 @@ class Dispatcher:
         for claim in taken:
             item = _Won(claim.job, claim.slot, claim.attempt, deadline)
             self.fanout.emit(
-                events.TookOver(
-                    job=claim.job.name, slot=claim.slot, attempt=claim.attempt, abandoned=claim.abandoned
-                )
+                events.TookOver(job=claim.job.name, slot=claim.slot, attempt=claim.attempt, abandoned=claim.abandoned)
             )
             if claim.end is None:
                 won.append(item)

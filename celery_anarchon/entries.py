@@ -30,9 +30,7 @@ ENTRY_KEYS = frozenset({"task", "schedule", "args", "kwargs", "options", "relati
 OPTIONS_KEY = "anarchon"
 """The one key inside an entry's ``options`` that stock beat accepts and ignores."""
 
-ANY_STORE = Traits(
-    leases=True, horizon=None, server_time=True, durable=True, any_job_name=True, history_by_age=True
-)
+ANY_STORE = Traits(leases=True, horizon=None, server_time=True, durable=True, any_job_name=True, history_by_age=True)
 """For readers that look at no store: nothing is refused on a store's account."""
 
 
@@ -132,9 +130,7 @@ class JobFactory:
             deadline = self.app.conf.get("beat_cron_starting_deadline")
             if deadline is not None:
                 settings = {**settings, "max_late": deadline}
-        return OptionSources(
-            entry=given, by_name=self._by_name.get(name, {}), defaults=defaults, settings=settings
-        )
+        return OptionSources(entry=given, by_name=self._by_name.get(name, {}), defaults=defaults, settings=settings)
 
 
 def definitions_of(app: Celery) -> dict[str, Any]:
@@ -170,5 +166,3 @@ def jobs_of(app: Celery) -> tuple[list[Job], list[ConfigurationError]]:
     except ConfigurationError as error:
         errors.append(error)
     return jobs, errors
-
-

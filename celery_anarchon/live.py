@@ -88,9 +88,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
     """The names whose definitions differ from the snapshot *before*."""
     gone = {name for name in before if name not in now}
     return gone | {
-        name
-        for name, definition in now.items()
-        if name not in before or before[name] != _entry_snapshot(definition)
+        name for name, definition in now.items() if name not in before or before[name] != _entry_snapshot(definition)
     }
 
 

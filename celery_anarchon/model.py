@@ -42,9 +42,7 @@ class RunState(str, enum.Enum):
         return self.value
 
 
-UNSETTLED = frozenset(
-    {RunState.CLAIMED, RunState.QUEUED, RunState.WAITING, RunState.RUNNING, RunState.RETRYING}
-)
+UNSETTLED = frozenset({RunState.CLAIMED, RunState.QUEUED, RunState.WAITING, RunState.RUNNING, RunState.RETRYING})
 """States in which somebody still has something to do. Everything else is an end, and never changes."""
 
 

@@ -158,7 +158,9 @@ class CeleryPublisher:
             options.setdefault("confirm_timeout", ANSWER_TIMEOUT)
         return options
 
-    def _send_canvas(self, entry: ScheduleEntry, args: list[Any], kwargs: dict[str, Any], options: dict[str, Any]) -> None:
+    def _send_canvas(
+        self, entry: ScheduleEntry, args: list[Any], kwargs: dict[str, Any], options: dict[str, Any]
+    ) -> None:
         built = signature(
             {
                 "task": entry.task,

@@ -73,8 +73,6 @@ def take_over(
             continue
         end, reason = verdict_on(claim, job, now)
         taken.append(
-            Taken(
-                job=job, slot=claim.slot, attempt=attempt, abandoned=claim.abandoned, end=end, reason=reason
-            )
+            Taken(job=job, slot=claim.slot, attempt=attempt, abandoned=claim.abandoned, end=end, reason=reason)
         )
     return taken

@@ -56,7 +56,7 @@ def parse_time(text: str) -> Millis:
 
 
 def run_id(namespace: str, job: str, slot: Millis) -> str:
-    """The id of the run of (job, slot), which is also the Celery task id of every attempt and every repeated publish."""
+    """The id of the run of (job, slot): also the Celery task id of every attempt and every repeated publish."""
     name = json.dumps([namespace, job, time_text(slot)], ensure_ascii=False, separators=(",", ":"))
     return str(uuid.uuid5(_RUN_IDS, name))
 

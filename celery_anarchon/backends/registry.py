@@ -44,6 +44,8 @@ _EXTRAS = {
 """Schemes whose stores we know by name -> the extra that brings the driver, once a backend for them is there."""
 
 _CELERY_PREFIXES = ("sqla+", "db+")
+_SEVERAL_HOSTS = frozenset({"nats", "tls", "sentinel"})
+_TOKENS = frozenset({"nats", "tls"})
 _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|passwd|pwd|token|secret)[^=&]*=)[^&#]*", re.IGNORECASE)
 
 
@@ -117,28 +119,31 @@ def read_url(
 
 
 def masked(url: str) -> str:
-    """*url* without its passwords and tokens, for logs and errors. Text that is no URL stays, but for such options."""
-    start, separator, rest = url.partition("://")
-    if not separator:
-        return _SECRET_OPTION.sub(r"\1***", url)
-    body, question, query = rest.partition("?")
-    if "@" in question + query and "@" not in body and not query.partition("@")[0].count("="):
-        # An unescaped "?" in a password: what looks like a query is the rest of it.
-        body, question, query = rest, "", ""
-    if "@" in body and not body.startswith("/"):
-        # Up to the last "@" of a host, because people forget to escape the one in the password.
-        hosts = re.split(r"([,;])", body) if re.search(r"@[^@]*[,;][^@]*@", body) else [body]
-        body = "".join(_mask_login(host, start.lower()) for host in hosts)
-    return start + separator + body + _SECRET_OPTION.sub(r"\1***", question + query)
+    """*url* without its passwords and tokens, for logs and errors. People forget to escape passwords: where it is not
+    clear what belongs to one, too much is masked. A path, and text that is no URL, stay as they are."""
+    scheme, separator, rest = url.partition("://")
+    body = rest.partition("?")[0]
+    bare = re.fullmatch(r"[^:@]*(:\d*)?", re.split("[/?]", rest)[0])
+    if separator and "@" in rest and not rest.startswith("/") and ("@" in body or not bare):
+        rest = _mask_logins(scheme.lower(), rest)
+    return _SECRET_OPTION.sub(r"\1***", scheme + separator + rest)
 
 
-def _mask_login(host: str, scheme: str) -> str:
-    login, at, address = host.rpartition("@")
+def _mask_logins(scheme: str, rest: str) -> str:
+    hosts, question, query = rest.partition("?")
+    if scheme in _SEVERAL_HOSTS and "@" not in query and re.search("@[^@]*[,;][^@]*@", hosts):
+        parts = re.split("([,;])", hosts)
+        return "".join(_mask_login(part, token=True) for part in parts) + question + query
+    return _mask_login(rest, token=scheme in _TOKENS)
+
+
+def _mask_login(text: str, *, token: bool) -> str:
+    """*token*: what stands in the place of the user is a secret too, if it stands alone."""
+    login, at, address = text.rpartition("@")
     user, colon, _ = login.partition(":")
     if colon:
         return f"{user}:***@{address}"
-    # NATS takes a token in the place of the user.
-    return f"***@{address}" if at and scheme in ("nats", "tls") else host
+    return f"***@{address}" if at and token else text
 
 
 def _backend_class(scheme: str, url: str) -> Any:

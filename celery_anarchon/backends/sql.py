@@ -405,6 +405,10 @@ class SqlBackend(LeaseBackend):
         rows = text(":rows AS given_rows").bindparams(bindparam("rows", expanding=True))
         return select(*names).select_from(rows).cte("given")
 
+    def _patiently(self, step: Callable[[], _T]) -> _T:
+        """Do *step*; again and again where a store answers "busy" to what is only read."""
+        return step()
+
     def _floors(self, connection: Connection, jobs: Iterable[str]) -> dict[str, Millis]:
         """The floors of *jobs*. A dialect whose transactions run side by side locks these jobs until the commit."""
         floors: dict[str, Millis] = {}
@@ -432,7 +436,7 @@ class SqlBackend(LeaseBackend):
     def _read_meta(self) -> dict[str, str] | None:
         try:
             with self._reading() as connection:
-                return self._meta_in(connection)
+                return self._patiently(lambda: self._meta_in(connection))
         except NoTables:
             return None
 
@@ -485,7 +489,7 @@ class SqlBackend(LeaseBackend):
     def now(self) -> Millis:
         try:
             with self._reading() as connection:
-                return int(connection.execute(self._sql.ping).scalar_one())
+                return int(self._patiently(lambda: connection.execute(self._sql.ping).scalar_one()))
         except NoTables:
             if not self._may_be_empty:
                 raise
@@ -739,7 +743,7 @@ class SqlBackend(LeaseBackend):
             return 0
         with self._reading() as connection:
             # Mostly there is nothing to drop: find out without keeping claims waiting.
-            if not self._bounds(connection, keeps):
+            if not self._patiently(lambda: self._bounds(connection, keeps)):
                 return 0
         with self._writing() as connection:
             connection.execute(self._sql.new_jobs, [{"job": job} for job in sorted({keep.job for keep in keeps})])
@@ -788,7 +792,7 @@ class SqlBackend(LeaseBackend):
         """What *read* finds; nothing where there are no tables yet and we are not to make any."""
         try:
             with self._reading() as connection:
-                return list(read(connection))
+                return self._patiently(lambda: list(read(connection)))
         except NoTables:
             if not self._may_be_empty:
                 raise

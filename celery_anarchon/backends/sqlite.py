@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Table, cast, create_engine, func
 from sqlalchemy.dialects.sqlite import insert
@@ -32,6 +32,8 @@ from celery_anarchon.errors import BackendUnavailable, ConfigurationError, Outco
 from celery_anarchon.model import Millis
 
 logger = logging.getLogger("celery_anarchon.backend")
+
+_T = TypeVar("_T")
 
 OLDEST_SQLITE = (3, 35, 0)
 """The first with RETURNING."""
@@ -133,12 +135,11 @@ class SqliteBackend(SqlBackend):
             connection.exec_driver_sql("ROLLBACK")
             raise
 
-    def _patiently(self, step: Callable[[], object]) -> None:
+    def _patiently(self, step: Callable[[], _T]) -> _T:
         deadline = self._clock_here.monotonic() + self.busy_timeout
         while True:
             try:
-                step()
-                return
+                return step()
             except DBAPIError as error:
                 if not _is_busy(error) or self._clock_here.monotonic() >= deadline:
                     raise
@@ -197,20 +198,15 @@ class _File:
         )
 
     def open(self, create: bool) -> None:
-        path, mode = self._path, self._mode
-        if path.is_dir():
-            raise Unusable(f"{self.where} is a directory; give the path of a file, such as {path / 'anarchon.db'}")
-        if not path.parent.is_dir():
-            raise Unusable(f"{self.where}: there is no directory {path.parent}; make it, or choose another path")
-        if not path.exists():
-            if not create:
-                raise NoTables(f"{self.where}: there is no such file")
-            if not os.access(path.parent, os.W_OK | os.X_OK):
-                raise Unusable(f"{self.where}: this user may not make files in {path.parent}; change its owner or mode")
-            mode = "rwc"
+        try:
+            there = self._look(create)
+        except OSError as error:
+            raise Unusable(
+                f"{self.where}: {error.strerror}; choose another path, or change its owner or mode"
+            ) from error
         self._connections.open()
         # A later connection must not make the file: it would be an empty one in the place of all claims.
-        self._mode = mode
+        self._mode = "rw" if there else "rwc"
         try:
             with self.connection():
                 pass
@@ -218,6 +214,21 @@ class _File:
             raise self._backend._error(error) from error
         finally:
             self._mode = "rw"
+
+    def _look(self, create: bool) -> bool:
+        """Whether the file is there; raises if it cannot be."""
+        path = self._path
+        if path.is_dir():
+            raise Unusable(f"{self.where} is a directory; give the path of a file, such as {path / 'anarchon.db'}")
+        if not path.parent.is_dir():
+            raise Unusable(f"{self.where}: there is no directory {path.parent}; make it, or choose another path")
+        if path.exists():
+            return True
+        if not create:
+            raise NoTables(f"{self.where}: there is no such file")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise Unusable(f"{self.where}: this user may not make files in {path.parent}; change its owner or mode")
+        return False
 
     def prepare(self, connection: Connection, create: bool) -> None:
         if not create:
@@ -267,8 +278,12 @@ class _File:
             isolation_level=None,
             check_same_thread=False,
         )
-        # Some builds lower it for a WAL.
-        connection.execute("PRAGMA synchronous=FULL")
+        try:
+            # Some builds lower it for a WAL.
+            connection.execute("PRAGMA synchronous=FULL")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _identity(self) -> tuple[int, int] | None:
@@ -324,7 +339,7 @@ class _HandedEngine(_Handed):
             connection.begin()
             if driver.in_transaction:
                 # The app's engine begins one for each checkout, by an event. Ours has to be of another kind.
-                driver.rollback()
+                connection.exec_driver_sql("ROLLBACK")
             yield connection
 
     def _refuse_transaction(self, driver: Any) -> None:
@@ -361,7 +376,8 @@ class _HandedConnection(_Handed):
                 with self._engine.connect() as connection:
                     yield connection
             finally:
-                driver.isolation_level, driver.row_factory, driver.text_factory = kept
+                with suppress(sqlite3.Error):
+                    driver.isolation_level, driver.row_factory, driver.text_factory = kept
 
 
 class _Borrowed:
@@ -387,6 +403,10 @@ def _source(database: Any, backend: SqliteBackend) -> _File | _HandedEngine | _H
         if database.dialect.name != "sqlite":
             raise ConfigurationError(
                 f"SqliteBackend(database=...) is an Engine for {database.dialect.name}, not SQLite"
+            )
+        if database.dialect.is_async:
+            raise ConfigurationError(
+                "SqliteBackend(database=...) is an Engine for asyncio; make one with create_engine"
             )
         return _HandedEngine(database)
     if isinstance(database, (str, os.PathLike)) and not isinstance(database, bytes):

@@ -172,10 +172,10 @@ class ManagedProcess:
             raise NotInTime(f"{self.name} did not end within {timeout:g} s; it wrote:\n{self.tail()}") from None
 
     def end(self, timeout: float = 5) -> None:
-        """Get rid of it and of whatever it started: SIGTERM, then SIGKILL to the group. Raises nothing."""
+        """Get rid of it and of whatever it started: it may end by itself within *timeout*, then SIGKILL to the group.
+        Raises nothing."""
         try:
-            if self.running:
-                self.stop(timeout)
+            self.wait(timeout)
         except NotInTime:
             pass
         self.send(signal.SIGKILL, group=True)
@@ -206,9 +206,9 @@ class ManagedProcess:
     def tail(self, lines: int = 20) -> str:
         return "\n".join(self.output.splitlines()[-lines:])
 
-    def seen(self, pattern: str) -> re.Match[str] | None:
-        """The first match of the regular expression in its output so far."""
-        return re.search(pattern, self.output, re.MULTILINE)
+    def has_written(self, pattern: str) -> bool:
+        """Whether the regular expression matches in its output so far."""
+        return re.search(pattern, self.output, re.MULTILINE) is not None
 
     def wait_for_log(self, pattern: str, timeout: float = 30, *, times: int = 1) -> re.Match[str]:
         """Wait until it has written *pattern* (a regular expression) *times* times; the last of those matches.
@@ -268,7 +268,6 @@ class ProcessGroup:
     def close(self, timeout: float = 5) -> None:
         """End all of them. Repeatable."""
         for process in self.processes.values():
-            # All at once first: they end side by side.
             process.send(signal.SIGTERM)
             process.thaw()
         for process in self.processes.values():

@@ -17,6 +17,7 @@ from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
 from celery_anarchon.timetable import at_instant, zone_of
+from celery_anarchon.verdict import named
 from celery_anarchon.wire import instant, moment, time_text
 
 
@@ -36,18 +37,24 @@ def next_slots(ctx: click.Context, job: str | None, at: str | None, count: int, 
     app = app_of(ctx)
     schedule = Schedule(app)
     after = SystemClock().wall() if at is None else _read_time(at, app)
-    if job is not None:
-        found = _of_one(schedule.job(job), after, count)
-    else:
-        found = list(itertools.islice(merged(schedule.jobs.values(), after, schedule.errors.append), count))
-    if as_json:
-        show_json([{"job": name, "slot": time_text(slot)} for name, slot in found])
-    else:
-        zone = str(app.timezone)
-        rows = [(name, time_text(slot), _local(slot, app)) for name, slot in found]
-        show_table(f"After {time_text(after)}", ("job", "slot", zone), rows)
+    try:
+        if job is not None:
+            found = _of_one(schedule.job(job), after, count)
+        else:
+            found = list(itertools.islice(merged(schedule.jobs.values(), after, schedule.errors.append), count))
+        _show(found, after, app, as_json)
+    except OverflowError:
+        raise ConfigurationError("these slots lie beyond the years 1 to 9999") from None
     if job is None:
         schedule.complain()
+
+
+def _show(found: list[tuple[str, Millis]], after: Millis, app: Celery, as_json: bool) -> None:
+    if as_json:
+        show_json(named(found))
+    else:
+        rows = [(name, time_text(slot), _local(slot, app)) for name, slot in found]
+        show_table(f"After {time_text(after)}", ("job", "slot", str(app.timezone)), rows)
 
 
 def merged(

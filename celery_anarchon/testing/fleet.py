@@ -1,13 +1,13 @@
 """Real beats and real workers for tests: started, frozen, killed, stopped, restarted; and their messages, read past the
 product.
 
-    with Fleet("myapp", workdir, {"MY_SETTING": "1"}) as fleet:
-        broker = filesystem_broker(workdir / "broker")         # what myapp sets: broker_url and its options
+    settings = filesystem_broker(workdir / "broker")           # what the app "myapp" is to set, among others
+    with Fleet("myapp", workdir, {"MY_VARIABLE": "1"}) as fleet:
         one, two = fleet.beat("one"), fleet.beat("two")
         one.wait_for_log("beat: Waking up")                    # it has ticked; beats run with -l DEBUG
-        one.kill()
-        events = events_of(filesystem_messages(workdir / "broker"))
-        verdict = judge(events, {"job": expected_interval(...)})
+        one.freeze(); one.thaw(); one.kill(); one.restart(); two.stop()
+    events = events_of(filesystem_messages(workdir / "broker"))
+    verdict = judge([("job", slot) for slot in expected_interval(...)], events)
 
 Belongs here: tooling for processes and messages. Does not belong here: what a test wants to see, and any knowledge of
 the store.
@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import base64
 import json
+import sqlite3
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +45,7 @@ __all__ = [
     "filesystem_broker",
     "filesystem_messages",
     "redis_messages",
+    "sqlite_messages",
     "wait_until",
 ]
 
@@ -141,8 +144,10 @@ def events_of(messages: Iterable[Message]) -> list[Event]:
 def filesystem_broker(folder: Path, queue: str = "celery") -> dict[str, Any]:
     """Make a file-system broker in *folder*; the Celery settings that use it.
 
-    The queue is bound beforehand: kombu's own first declaration writes a file that another process may read half-done.
-    Messages lie in ``<folder>/queue``, those that a worker took in ``<folder>/processed``.
+    For beats alone. A worker on it may take a message that is only half written, and dies of that: where workers run,
+    take ``sqla+sqlite:///``, and :func:`sqlite_messages`. The queue is bound beforehand, because kombu's own first
+    declaration writes a file that another process may read half-done, too. Messages lie in ``<folder>/queue``, those
+    that a worker took in ``<folder>/processed``.
     """
     for name in ("queue", "processed", "control"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -162,8 +167,10 @@ def filesystem_broker(folder: Path, queue: str = "celery") -> dict[str, Any]:
 
 
 def filesystem_messages(folder: Path, queue: str = "celery", *, processed: bool = True) -> list[Message]:
-    """All messages of a broker made by :func:`filesystem_broker`, oldest first; *processed*: with those that a worker
-    took. A worker that stops puts what it has taken and not run back, as a new file: look before that.
+    """All messages of a broker made by :func:`filesystem_broker`, oldest first as far as milliseconds tell.
+
+    *processed*: with those that a worker took. A worker that stops puts what it has taken and not run back, as a new
+    file: look before that.
 
     :raises ValueError: a file that is no message, and not just being written.
     """
@@ -189,6 +196,14 @@ def _read_settled(path: Path) -> Message | None:
             if time.monotonic() >= deadline:
                 raise ValueError(f"{path}: {error}") from error
         time.sleep(0.01)
+
+
+def sqlite_messages(path: Path) -> list[Message]:
+    """All messages of the broker ``sqla+sqlite:///path``, oldest first, those included that a worker has taken: kombu
+    only marks them."""
+    with closing(sqlite3.connect(path, timeout=30)) as broker:
+        rows = broker.execute("SELECT payload FROM kombu_message ORDER BY id").fetchall()
+    return [decode_message(payload) for (payload,) in rows]
 
 
 class RedisClient(Protocol):

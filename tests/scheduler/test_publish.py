@@ -50,9 +50,7 @@ def publisher(app: Celery) -> Iterator[CeleryPublisher]:
 
 def dispatch(app: Celery, definition: dict[str, Any], **options: Any) -> Dispatch:
     entry = ScheduleEntry(**{"schedule": 60, "name": "export", "app": app, **definition})
-    job = Job(
-        name="export", timetable=Interval(60_000), options=JobOptions(**options), task=entry.task, payload=entry
-    )
+    job = Job(name="export", timetable=Interval(60_000), options=JobOptions(**options), task=entry.task, payload=entry)
     run_id = wire.run_id("runs", "export", SLOT)
     return Dispatch(job=job, slot=SLOT, attempt=1, run_id=run_id, late=12)
 

@@ -353,7 +353,10 @@ def test_beat_max_loop_interval_bounds_the_wait(stage: Stage) -> None:
             },
             ["'bad'", "Europe/Pari", "Europe/Paris"],
         ),
-        ({"anarchon_jobs": {"gone": {}}, "beat_schedule": {"gona": {"task": "t", "schedule": 5}}}, ["'gone'", "'gona'"]),
+        (
+            {"anarchon_jobs": {"gone": {}}, "beat_schedule": {"gona": {"task": "t", "schedule": 5}}},
+            ["'gone'", "'gona'"],
+        ),
         ({"anarchon_jobs": ["a"]}, ["anarchon_jobs", "must map"]),
         ({"anarchon_leese": 5}, ["anarchon_leese", "anarchon_lease"]),
         ({"anarchon_lease": 5, "anarchon_heartbeat": 3}, ["anarchon_heartbeat", "third"]),

@@ -82,9 +82,22 @@ def _moody(name: str) -> Any:
     return call
 
 
-for _name in (
-    "open now claim confirm abandon give_up record register lapsed takeover tidy beat_seen beat_left beats".split()
-):
+for _name in [
+    "open",
+    "now",
+    "claim",
+    "confirm",
+    "abandon",
+    "give_up",
+    "record",
+    "register",
+    "lapsed",
+    "takeover",
+    "tidy",
+    "beat_seen",
+    "beat_left",
+    "beats",
+]:
     setattr(Moody, _name, _moody(_name))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.engine import MINUTE, SECOND, START, World, job
 
 from celery_anarchon import events, wire
 from celery_anarchon.backends.memory import MemoryBackend
@@ -13,7 +14,6 @@ from celery_anarchon.model import Coalesce, Millis
 from celery_anarchon.options import Settings
 from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
 from celery_anarchon.timetable import At, Interval
-from support.engine import MINUTE, SECOND, START, World, job
 
 
 @pytest.fixture

@@ -24,9 +24,7 @@ from celery_anarchon.options import (
 )
 
 LEASES = Traits(leases=True, horizon=None, server_time=True, durable=True, any_job_name=True, history_by_age=True)
-CLAIMS = Traits(
-    leases=False, horizon=300_000, server_time=False, durable=True, any_job_name=True, history_by_age=False
-)
+CLAIMS = Traits(leases=False, horizon=300_000, server_time=False, durable=True, any_job_name=True, history_by_age=False)
 
 
 def resolved(kind: Kind = Kind.INTERVAL, traits: Traits = LEASES, **sources: dict[str, Any]) -> JobOptions:
