@@ -68,6 +68,7 @@ def jobs_setting(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     value = settings.get("jobs") or {}
     if not isinstance(value, Mapping) or not all(isinstance(options, Mapping) for options in value.values()):
         raise ConfigurationError(
-            f'setting \'anarchon_jobs\' must map job names to options, such as {{"export": {{"jitter": 5}}}}, not {value!r}'
+            "setting 'anarchon_jobs' must map job names to options, such as "
+            f'{{"export": {{"jitter": 5}}}}, not {value!r}'
         )
     return {str(name): dict(options) for name, options in value.items()}

@@ -16,6 +16,7 @@ No Celery, no thread and no sleep in here: :meth:`Dispatcher.tick` returns how l
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -219,7 +220,7 @@ class Dispatcher:
                 self._plan_again(watched)
 
     def _own_order(self, watched: Watched) -> bytes:
-        """An order of the jobs that is this beat's own, so that a fleet shares a burst instead of racing for its head."""
+        """An order of this beat's own, so that a fleet shares a burst of due jobs instead of racing for its head."""
         return hashlib.blake2b(f"{self.owner}\0{watched.job.name}".encode(), digest_size=8).digest()
 
     def _plan(self, watched: Watched, now: Millis) -> Iterator[_Want]:
@@ -348,7 +349,7 @@ class Dispatcher:
 
     def _register(self) -> None:
         while self._unregistered and not self.stopping():
-            jobs = [job for job, _ in zip(self._unregistered.values(), range(REGISTER_BATCH))]
+            jobs = list(itertools.islice(self._unregistered.values(), REGISTER_BATCH))
             for job, cursor in zip(jobs, self._first_cursors(jobs), strict=True):
                 del self._unregistered[job.name]
                 self._plan_again(self.agenda.watch(job, cursor, self._loaded_at))

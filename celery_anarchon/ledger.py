@@ -1,6 +1,7 @@
 """What this beat has decided and must still tell the store.
 
-A decision outlives a lost answer: each list is forgotten only once its answer is here, and telling it again is harmless.
+A decision outlives a lost answer: each list is forgotten only once its answer is here, and telling it again does no
+harm.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Does not belong here: anything about a single slot's claim.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 
 from celery_anarchon import events
@@ -109,7 +110,7 @@ class Roster:
     def tidy(self) -> None:
         """Drop what exceeds the history of the jobs touched since the last time."""
         while self._backend is not None and self._touched:
-            some = [watched for watched, _ in zip(self._touched.values(), range(TIDY_BATCH))]
+            some = list(itertools.islice(self._touched.values(), TIDY_BATCH))
             self._backend.tidy(
                 [
                     Keep(

@@ -1,4 +1,4 @@
-"""The stores. The contract is :mod:`.base`, the choice by URL :mod:`.registry`; each driver loads when it is asked for."""
+"""The stores: the contract in :mod:`.base`, the choice by URL in :mod:`.registry`, each driver only when asked for."""
 
 from celery_anarchon.backends.base import ClaimBackend, LeaseBackend, Traits
 from celery_anarchon.backends.registry import backend_from_url

@@ -5,7 +5,8 @@ test of the same id for each, and a saboteur backend that breaks just that claus
 
 Two rules stand above the clauses:
 
-* **One atomic step.** Each row of a batch is one conditional write whose own result is the answer. Never read, then write.
+* **One atomic step.** Each row of a batch is one conditional write whose own result is the answer: never read, then
+  write.
 * **The store's clock.** Leases, *too early* and *first seen* are judged by the store's clock inside that same step.
 
 All instants and durations are :data:`~celery_anarchon.model.Millis`.
@@ -180,7 +181,7 @@ class ClaimBackend(abc.ABC):
     namespace: str
     """Keeps services on one store apart; part of every run id."""
     early_tolerance: Millis = 5_000
-    """How far ahead of the store's clock a slot may be claimed: a beat with a mad clock cannot burn tomorrow's slots."""
+    """How far ahead of the store's clock a slot may be claimed: a mad clock cannot burn tomorrow's slots."""
 
     @abc.abstractmethod
     def describe(self) -> str:
@@ -208,7 +209,7 @@ class ClaimBackend(abc.ABC):
 
     @abc.abstractmethod
     def claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        """Claim each slot; answers in the order of the requests, in a number of round trips that does not grow with them.
+        """Claim each slot. Answers in the order of the requests; the number of round trips does not grow with them.
 
         * C1 Of all owners that ever ask for a slot exactly one is told WON.
         * C2 That owner is told WON again, with the same attempt, while the claim is still its own and not confirmed
@@ -297,4 +298,5 @@ class LeaseBackend(ClaimBackend):
 
     @abc.abstractmethod
     def beats(self, within: Millis) -> list[Beat]:
-        """The beats seen within that time by the store's clock, in the order of their labels. Older ones are forgotten in time."""
+        """The beats seen within that time by the store's clock, in the order of their labels. Older ones are forgotten
+        in time."""

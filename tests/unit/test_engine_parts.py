@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -141,6 +142,12 @@ def test_a_pulse_knows_a_pause_from_a_rest() -> None:
     assert len(seen) == 2
 
 
+def leave_while_held_back() -> None:
+    with held_back():
+        signal.raise_signal(signal.SIGTERM)
+        sys.exit()
+
+
 def test_signals_are_held_back_and_then_heard() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
@@ -151,10 +158,8 @@ def test_signals_are_held_back_and_then_heard() -> None:
             assert heard == []
             assert came == [signal.SIGTERM, signal.SIGTERM]
         assert heard == [signal.SIGTERM]
-        with pytest.raises(SystemExit):  # noqa: SIM117 - the inner block must be left first
-            with held_back():
-                signal.raise_signal(signal.SIGTERM)
-                raise SystemExit
+        with pytest.raises(SystemExit):
+            leave_while_held_back()
         assert heard == [signal.SIGTERM, signal.SIGTERM]
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     finally:
