@@ -34,7 +34,7 @@ from celery_anarchon.backends.base import (
     Outcome,
 )
 from celery_anarchon.clock import Clock, SystemClock
-from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
+from celery_anarchon.errors import AnarchonError, BackendUnavailable, OutcomeUnknown
 from celery_anarchon.job import Job
 from celery_anarchon.ledger import Ledger
 from celery_anarchon.model import Answer, Millis, RunState
@@ -138,6 +138,7 @@ class Dispatcher:
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
         self._sweep_at = self.clock.monotonic()
+        self._sweep_size = self.settings.batch
 
     def open(self) -> None:
         """Open the store. One that is away is tried again by each tick: a beat never stops for that.
@@ -190,12 +191,12 @@ class Dispatcher:
                 self._register()
                 self._dispatch_due()
                 self._sweep_when_due()
-        except (BackendUnavailable, OutcomeUnknown) as error:
+        except AnarchonError as error:
             self._store_failed(error)
         except Exception as error:
             # A beat that dies for a bug serves nobody; one that goes on blindly is worse. Fail closed and try again.
-            logger.exception("unexpected error in a tick")
-            self._store_failed(error)
+            if self._store_failed(error):
+                logger.exception("unexpected error in a tick")
         wait = self._wait()
         self._pulse.resting(wait)
         return wait
@@ -223,30 +224,35 @@ class Dispatcher:
         """An order of this beat's own, so that a fleet shares a burst of due jobs instead of racing for its head."""
         return hashlib.blake2b(f"{self.owner}\0{watched.job.name}".encode(), digest_size=8).digest()
 
-    def _plan(self, watched: Watched, now: Millis) -> Iterator[_Want]:
-        job = watched.job
+    def _plan(self, watched: Watched, now: Millis) -> list[_Want]:
+        """What the job owes; a timetable that fails is one job's trouble, and tried again later."""
         try:
-            plan = slots.plan(
-                job.name,
-                job.timetable,
-                job.options,
-                cursor=watched.cursor,
-                now=now,
-                working_since=max(self._pulse.working_since, watched.since),
-                limit=self.settings.batch,
-            )
+            return self._plan_one(watched, now)
         except Exception as error:
-            self.fanout.emit(events.JobTrouble(job=job.name, error=error))
+            self.fanout.emit(events.JobTrouble(job=watched.job.name, error=error))
             watched.not_before = now + round(self.max_interval * 1000)
-            return
+            return []
+
+    def _plan_one(self, watched: Watched, now: Millis) -> list[_Want]:
+        job = watched.job
+        plan = slots.plan(
+            job.name,
+            job.timetable,
+            job.options,
+            cursor=watched.cursor,
+            now=now,
+            working_since=max(self._pulse.working_since, watched.since),
+            limit=self.settings.batch,
+        )
         self._note_given_up(job, RunState.MISFIRE, "max-late", plan.too_late)
         self._note_given_up(job, RunState.MISFIRE, "catch-up", plan.not_caught_up)
         self._note_given_up(job, RunState.SUPERSEDED, "newer-slot", plan.superseded)
         # All that was given up lies below the first slot to send: noted once, whatever becomes of the claims.
         watched.cursor = plan.send[0] - 1 if plan.send else plan.cursor
-        for slot in plan.send:
-            last = slot == plan.send[-1]
-            yield _Want(watched, slot, plan.cursor if last else slot)
+        wants = [_Want(watched, slot, slot) for slot in plan.send]
+        if wants:
+            wants[-1].cursor = plan.cursor
+        return wants
 
     def _claim(self, batch: Sequence[_Want]) -> list[_Won]:
         self._pulse.look()
@@ -363,7 +369,7 @@ class Dispatcher:
             cursors.append(known.since if known.last is None else max(known.since, known.last))
         return cursors
 
-    # --- claims that others could not finish --------------------------------------------------
+    # --- claims that others could not finish --------------------------------------------------------------------------
 
     def _sweep_when_due(self) -> None:
         if not isinstance(self.backend, LeaseBackend) or self.stopping():
@@ -377,13 +383,24 @@ class Dispatcher:
 
     def _take_over(self, backend: LeaseBackend) -> bool:
         """Go on with lapsed claims; True: there may be more of them."""
-        lapsed = backend.lapsed(self.settings.batch)
+        lapsed = backend.lapsed(self._sweep_size)
         now = self.clock.monotonic()
         self._let_go = {key: until for key, until in self._let_go.items() if until > now and self._roster.others_live}
+        ours = [
+            claim
+            for claim in lapsed
+            if (claim.job, claim.slot) not in self._let_go and self.agenda.get(claim.job) is not None
+        ]
+        full = len(lapsed) == self._sweep_size
+        if full and not ours:
+            # All of it is for others to do: look further, or what is ours would never come up.
+            self._sweep_size *= 2
+            return True
+        self._sweep_size = self.settings.batch
         deadline = now + self.settings.lease / 1000
         taken = sweeper.take_over(
             backend,
-            [claim for claim in lapsed if (claim.job, claim.slot) not in self._let_go],
+            ours[: self.settings.batch],
             self._job_named,
             owner=self.owner,
             beat=self.label,
@@ -406,7 +423,7 @@ class Dispatcher:
                 )
             )
         self._publish(won)
-        return bool(taken) and len(lapsed) == self.settings.batch
+        return bool(taken) and full
 
     def _job_named(self, name: str) -> Job | None:
         watched = self.agenda.get(name)
@@ -426,9 +443,12 @@ class Dispatcher:
             self.fanout.emit(events.StoreChanged(error=None))
         return True
 
-    def _store_failed(self, error: Exception) -> None:
-        if self._store.failed():
+    def _store_failed(self, error: Exception) -> bool:
+        """Note that the store did not do its work; True: that is news."""
+        news = self._store.failed()
+        if news:
             self.fanout.emit(events.StoreChanged(error=error))
+        return news
 
     def _broker_answers(self) -> bool:
         if self._broker.remaining() > 0:

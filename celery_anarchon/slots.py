@@ -57,8 +57,11 @@ def delay_of(job: str, slot: Millis, jitter: Millis, next_slot: Millis | None) -
 def due_at(job: str, timetable: Timetable, options: JobOptions, after: Millis) -> Millis | None:
     """When the first slot after *after* falls due, its jitter included; None when there is none."""
     slot = timetable.next(after)
-    if slot is None:
-        return None
+    return None if slot is None else due_time(job, timetable, options, slot)
+
+
+def due_time(job: str, timetable: Timetable, options: JobOptions, slot: Millis) -> Millis:
+    """When *slot* falls due: its instant, or later by its jitter. Grows with the slot."""
     if not options.jitter:
         return slot
     return slot + delay_of(job, slot, options.jitter, timetable.next(slot))
@@ -70,9 +73,7 @@ def last_due(job: str, timetable: Timetable, options: JobOptions, now: Millis) -
     slot = timetable.last(now)
     if slot is None or not options.jitter:
         return slot
-    if slot + delay_of(job, slot, options.jitter, timetable.next(slot)) <= now:
-        return slot
-    return timetable.last(slot - 1)
+    return slot if due_time(job, timetable, options, slot) <= now else timetable.last(slot - 1)
 
 
 def plan(
@@ -97,7 +98,11 @@ def plan(
     missed_to = cursor if border is None else max(cursor, border)
 
     # Lines: slots at or below one are given up for its reason.
-    late_line = cursor if options.max_late is None else max(cursor, now - options.max_late - 1)
+    late_line = cursor
+    if options.max_late is not None:
+        # Late is counted from the moment a slot fell due: its own jitter does not make it late.
+        late = last_due(job, timetable, options, now - options.max_late - 1)
+        late_line = cursor if late is None else max(cursor, late)
     reach_line = cursor if options.catch_up is None else now - options.catch_up
     too_late = _cut(timetable, options, cursor, min(late_line, newest))
     not_caught_up = _cut(timetable, options, late_line, min(reach_line, missed_to))

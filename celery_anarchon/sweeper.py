@@ -35,8 +35,10 @@ def verdict_on(lapsed: LapsedClaim, job: Job, now: Millis) -> tuple[RunState | N
     once that is more than a slow moment, an open missed slot like its neighbours: under ``coalesce="latest"`` it gives
     way to a newer slot that has come.
     """
-    if job.options.max_late is not None and now - lapsed.slot > job.options.max_late and lapsed.attempt == 1:
-        return RunState.MISFIRE, "max-late"
+    if job.options.max_late is not None and lapsed.attempt == 1:
+        due = slots.due_time(job.name, job.timetable, job.options, lapsed.slot)
+        if now - due > job.options.max_late:
+            return RunState.MISFIRE, "max-late"
     if lapsed.abandoned and now - lapsed.slot > STALL and job.options.coalesce is Coalesce.LATEST:
         newest = slots.last_due(job.name, job.timetable, job.options, now)
         if newest is not None and newest > lapsed.slot:

@@ -661,18 +661,20 @@ class SqlBackend(LeaseBackend):
     # --- leases -------------------------------------------------------------------------------------------------------
 
     def register(self, sightings: Sequence[Sighting]) -> list[Registration]:
-        if not sightings:
-            return []
+        # Part by part: a beat that starts with 100,000 jobs must not keep the claims of others waiting for seconds.
+        return [registration for some in _chunks(sightings) for registration in self._register(some)]
+
+    def _register(self, sightings: Sequence[Sighting]) -> list[Registration]:
         jobs = sorted({sighting.job for sighting in sightings})
         with self._writing() as connection:
             connection.execute(self._sql.new_jobs, [{"job": job} for job in jobs])
             self._floors(connection, jobs)
             now = self._time(connection)
             sinces = self._sight(connection, sightings, jobs, now)
-            lasts: dict[str, Millis | None] = {}
-            for some in _chunks(jobs):
-                for job, floor, newest in connection.execute(self._sql.lasts, {"the_jobs": some}):
-                    lasts[job] = floor if newest is None else newest
+            lasts: dict[str, Millis | None] = {
+                row.job: row.floor if row.newest is None else row.newest
+                for row in connection.execute(self._sql.lasts, {"the_jobs": jobs})
+            }
         return [
             Registration(since=since, last=lasts[sighting.job])
             for since, sighting in zip(sinces, sightings, strict=True)
@@ -682,9 +684,8 @@ class SqlBackend(LeaseBackend):
         self, connection: Connection, sightings: Sequence[Sighting], jobs: Sequence[str], now: Millis
     ) -> list[Millis]:
         known: dict[str, dict[str, tuple[Millis, int]]] = {job: {} for job in jobs}
-        for some in _chunks(jobs):
-            for row in connection.execute(self._sql.sights, {"the_jobs": some}):
-                known[row.job][row.fingerprint] = row.since, row.turn
+        for row in connection.execute(self._sql.sights, {"the_jobs": jobs}):
+            known[row.job][row.fingerprint] = row.since, row.turn
         changed: set[tuple[str, str]] = set()
         forgotten: set[tuple[str, str]] = set()
         sinces = []

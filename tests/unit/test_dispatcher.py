@@ -8,9 +8,10 @@ import pytest
 from support.engine import MINUTE, SECOND, START, World, job
 
 from celery_anarchon import events, wire
+from celery_anarchon.backends.base import ClaimRequest
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.dispatcher import Dispatcher
-from celery_anarchon.model import Coalesce, Millis
+from celery_anarchon.model import Answer, Coalesce, Millis
 from celery_anarchon.options import Settings
 from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
 from celery_anarchon.timetable import At, Interval
@@ -447,6 +448,19 @@ def test_a_beat_leaves_claims_of_jobs_it_does_not_know(world: World) -> None:
     world.beat("newer", job("something else"))
     world.run(50 * SECOND)
     assert world.states("job") == {START + MINUTE: "claimed"}
+
+
+def test_claims_of_unknown_jobs_do_not_hide_one_that_is_known(world: World) -> None:
+    world.settings = Settings(lease=30 * SECOND, heartbeat=10 * SECOND, batch=5)
+    dead = MemoryBackend(store=world.store)
+    for number, name in enumerate([*(f"gone-{n}" for n in range(20)), "job"]):
+        claim = ClaimRequest(job=name, slot=START + number, owner="dead", beat="dead", lease=SECOND + number)
+        assert dead.claim([claim])[0].answer is Answer.WON
+    world.clock.advance(40 * SECOND)
+    world.beat("heir", job())
+    world.run(SECOND)
+    assert world.outbox.slots == [("job", START + 20)]
+    assert len(dead.lapsed(100)) == 20
 
 
 def test_a_broker_less_beat_takes_nothing_over(world: World) -> None:

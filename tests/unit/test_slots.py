@@ -172,6 +172,17 @@ def test_a_jittered_slot_is_due_with_its_delay() -> None:
     assert on_time.send == (MINUTE,)
 
 
+def test_lateness_is_counted_from_the_moment_a_slot_falls_due() -> None:
+    options = JobOptions(jitter=30 * SECOND, max_late=SECOND)
+    due = due_at("job", EVERY_MINUTE, options, 0)
+    assert due is not None and due > MINUTE + SECOND, "else this test shows nothing"
+    in_time = plan("job", EVERY_MINUTE, options, cursor=0, now=due + SECOND, working_since=0, limit=9)
+    assert in_time.send == (MINUTE,)
+    late = plan("job", EVERY_MINUTE, options, cursor=0, now=due + SECOND + 1, working_since=0, limit=9)
+    assert late.send == ()
+    assert late.too_late.latest == (MINUTE,)
+
+
 def test_a_slot_whose_jitter_ends_after_the_start_is_not_missed() -> None:
     options = JobOptions(jitter=30 * SECOND, catch_up=0)
     due = due_at("job", EVERY_MINUTE, options, 0)
