@@ -18,11 +18,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from celery_anarchon import events, slots, sweeper, wire
+from celery_anarchon import events, slots, wire
 from celery_anarchon.agenda import Agenda, Watched
 from celery_anarchon.backends.base import (
     ClaimBackend,
@@ -30,7 +28,6 @@ from celery_anarchon.backends.base import (
     Confirmation,
     GivenUp,
     Hold,
-    LeaseBackend,
     Outcome,
 )
 from celery_anarchon.clock import Clock, SystemClock
@@ -43,7 +40,9 @@ from celery_anarchon.outage import Outage
 from celery_anarchon.publishing import BrokerAway, Dispatch, Publisher, PublishUnclear
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
+from celery_anarchon.sweeper import Sweeper, Taken
 from celery_anarchon.timetable import At
+from celery_anarchon.wants import Want, Won, batches, move_cursors
 
 logger = logging.getLogger("celery_anarchon.beat")
 
@@ -55,37 +54,6 @@ TOO_EARLY_WAIT: Millis = 1_000
 UNCLEAR_WAIT = 0.5
 
 REGISTER_BATCH = 500
-
-T = TypeVar("T")
-
-
-@dataclass(eq=False)
-class _Want:
-    """A slot that this beat would like to send."""
-
-    watched: Watched
-    slot: Millis
-    cursor: Millis
-    """Where the job's cursor stands once this slot is decided."""
-    decided: bool = False
-
-
-@dataclass(eq=False)
-class _Won:
-    """A slot that is this beat's to publish."""
-
-    job: Job
-    slot: Millis
-    attempt: int
-    deadline: float
-    """Monotonic: past it the lease may be over, and nothing may be published on its strength."""
-    want: _Want | None = None
-    unclear: bool = False
-    """A publish of it went unanswered before."""
-
-    def decide(self) -> None:
-        if self.want is not None:
-            self.want.decided = True
 
 
 class Dispatcher:
@@ -130,15 +98,12 @@ class Dispatcher:
         self._closed = False
 
         self._ledger = Ledger(backend)
-        self._unclear: list[_Won] = []
-        self._let_go: dict[tuple[str, Millis], float] = {}
-        """Slots abandoned here, and until when they are left to other beats (protocol R9)."""
+        self._unclear: list[Won] = []
         self._pulse = Pulse(self.clock, self.fanout)
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
-        self._sweep_at = self.clock.monotonic()
-        self._sweep_size = self.settings.batch
+        self._sweeper = Sweeper(backend, self.settings, self.clock, self._job_named, owner=owner, label=label)
 
     def open(self) -> None:
         """Open the store. One that is away is tried again by each tick: a beat never stops for that.
@@ -207,16 +172,16 @@ class Dispatcher:
         if first is None or first > now or not self._broker_answers():
             return
         due = self.agenda.pop_due(now)
-        wants: list[_Want] = []
+        wants: list[Want] = []
         try:
             for watched in sorted(due, key=self._own_order):
                 wants.extend(self._plan(watched, now))
-            for batch in _batches(wants, self.settings.batch):
+            for batch in batches(wants, self.settings.batch):
                 if self.stopping() or self._broker.away:
                     break
                 self._publish(self._claim(batch))
         finally:
-            _move_cursors(wants)
+            move_cursors(wants)
             for watched in due:
                 self._plan_again(watched)
 
@@ -224,7 +189,7 @@ class Dispatcher:
         """An order of this beat's own, so that a fleet shares a burst of due jobs instead of racing for its head."""
         return hashlib.blake2b(f"{self.owner}\0{watched.job.name}".encode(), digest_size=8).digest()
 
-    def _plan(self, watched: Watched, now: Millis) -> list[_Want]:
+    def _plan(self, watched: Watched, now: Millis) -> list[Want]:
         """What the job owes; a timetable that fails is one job's trouble, and tried again later."""
         try:
             return self._plan_one(watched, now)
@@ -233,7 +198,7 @@ class Dispatcher:
             watched.not_before = now + round(self.max_interval * 1000)
             return []
 
-    def _plan_one(self, watched: Watched, now: Millis) -> list[_Want]:
+    def _plan_one(self, watched: Watched, now: Millis) -> list[Want]:
         job = watched.job
         plan = slots.plan(
             job.name,
@@ -249,12 +214,12 @@ class Dispatcher:
         self._note_given_up(job, RunState.SUPERSEDED, "newer-slot", plan.superseded)
         # All that was given up lies below the first slot to send: noted once, whatever becomes of the claims.
         watched.cursor = plan.send[0] - 1 if plan.send else plan.cursor
-        wants = [_Want(watched, slot, slot) for slot in plan.send]
+        wants = [Want(watched, slot, slot) for slot in plan.send]
         if wants:
             wants[-1].cursor = plan.cursor
         return wants
 
-    def _claim(self, batch: Sequence[_Want]) -> list[_Won]:
+    def _claim(self, batch: Sequence[Want]) -> list[Won]:
         self._pulse.look()
         deadline = self.clock.monotonic() + self.settings.lease / 1000
         requests = [
@@ -267,19 +232,19 @@ class Dispatcher:
             )
             for want in batch
         ]
-        won: list[_Won] = []
+        won: list[Won] = []
         for want, result in zip(batch, self.backend.claim(requests), strict=True):
             job = want.watched.job
             self.fanout.emit(events.Claimed(job=job.name, slot=want.slot, answer=result.answer))
             if result.answer is Answer.WON:
-                won.append(_Won(job, want.slot, result.attempt, deadline, want))
+                won.append(Won(job, want.slot, result.attempt, deadline, want))
             elif result.answer is Answer.TOO_EARLY:
                 want.watched.not_before = self.clock.wall() + TOO_EARLY_WAIT
             else:
                 want.decided = True
         return won
 
-    def _publish(self, won: Iterable[_Won]) -> None:
+    def _publish(self, won: Iterable[Won]) -> None:
         for item in won:
             self._pulse.look()
             if self._broker.away:
@@ -291,7 +256,7 @@ class Dispatcher:
                 self._publish_one(item)
         self._ledger.tell(self.clock.monotonic())
 
-    def _publish_one(self, item: _Won) -> None:
+    def _publish_one(self, item: Won) -> None:
         late = max(0, self.clock.wall() - item.slot)
         run_id = wire.run_id(self.backend.namespace, item.job.name, item.slot)
         job, slot = item.job.name, item.slot
@@ -372,58 +337,28 @@ class Dispatcher:
     # --- claims that others could not finish --------------------------------------------------------------------------
 
     def _sweep_when_due(self) -> None:
-        if not isinstance(self.backend, LeaseBackend) or self.stopping():
-            return
-        if self.clock.monotonic() < self._sweep_at:
+        if not self._sweeper.is_time() or self.stopping():
             return
         self._roster.tidy()
-        more = self._broker_answers() and self._take_over(self.backend)
-        if not more:
-            self._sweep_at = self.clock.monotonic() + self.settings.heartbeat / 1000
-
-    def _take_over(self, backend: LeaseBackend) -> bool:
-        """Go on with lapsed claims; True: there may be more of them."""
-        lapsed = backend.lapsed(self._sweep_size)
-        now = self.clock.monotonic()
-        self._let_go = {key: until for key, until in self._let_go.items() if until > now and self._roster.others_live}
-        ours = [
-            claim
-            for claim in lapsed
-            if (claim.job, claim.slot) not in self._let_go and self.agenda.get(claim.job) is not None
-        ]
-        full = len(lapsed) == self._sweep_size
-        if full and not ours:
-            # All of it is for others to do: look further, or what is ours would never come up.
-            self._sweep_size *= 2
-            return True
-        self._sweep_size = self.settings.batch
-        deadline = now + self.settings.lease / 1000
-        taken = sweeper.take_over(
-            backend,
-            ours[: self.settings.batch],
-            self._job_named,
-            owner=self.owner,
-            beat=self.label,
-            lease=self.settings.lease,
-            now=self.clock.wall(),
-        )
-        won: list[_Won] = []
-        for claim in taken:
-            item = _Won(claim.job, claim.slot, claim.attempt, deadline)
-            self.fanout.emit(
-                events.TookOver(job=claim.job.name, slot=claim.slot, attempt=claim.attempt, abandoned=claim.abandoned)
-            )
-            if claim.end is None:
+        if not self._broker_answers():
+            self._sweeper.wait()
+            return
+        won = []
+        for claim in self._sweeper.take_over(others_live=self._roster.others_live):
+            item = Won(claim.job, claim.slot, claim.attempt, claim.deadline)
+            if self._goes_on(claim, item):
                 won.append(item)
-                continue
-            self._ledger.give_up(self._ending(item, claim.end, claim.reason))
-            self.fanout.emit(
-                events.SlotsGivenUp(
-                    job=claim.job.name, state=claim.end, reason=claim.reason or "", total=1, newest=claim.slot
-                )
-            )
         self._publish(won)
-        return bool(taken) and full
+
+    def _goes_on(self, claim: Taken, item: Won) -> bool:
+        """Whether what was taken over is to be published; else it is given up here."""
+        job, slot = claim.job.name, claim.slot
+        self.fanout.emit(events.TookOver(job=job, slot=slot, attempt=claim.attempt, abandoned=claim.abandoned))
+        if claim.end is None:
+            return True
+        self._ledger.give_up(self._ending(item, claim.end, claim.reason))
+        self.fanout.emit(events.SlotsGivenUp(job=job, state=claim.end, reason=claim.reason, total=1, newest=slot))
+        return False
 
     def _job_named(self, name: str) -> Job | None:
         watched = self.agenda.get(name)
@@ -439,7 +374,7 @@ class Dispatcher:
             self.backend.now()
             self._missed_for(self._store.answered())
             self._roster.show_again()
-            self._sweep_at = self.clock.monotonic()
+            self._sweeper.look_now()
             self.fanout.emit(events.StoreChanged(error=None))
         return True
 
@@ -460,8 +395,8 @@ class Dispatcher:
             return False
         if self._broker.away:
             self._missed_for(self._broker.answered())
-            self._let_go.clear()
-            self._sweep_at = self.clock.monotonic()
+            self._sweeper.forgive()
+            self._sweeper.look_now()
             self.fanout.emit(events.BrokerChanged(error=None))
         return True
 
@@ -479,9 +414,8 @@ class Dispatcher:
             return min(self._store.remaining(), self.max_interval)
         monotonic = self.clock.monotonic()
         waits = [self.max_interval]
-        if isinstance(self.backend, LeaseBackend):
-            waits.append(self._sweep_at - monotonic)
-        waits.extend(at - monotonic for at in (self._roster.next_at(), self._ledger.next_at()) if at is not None)
+        looks = (self._sweeper.next_at(), self._roster.next_at(), self._ledger.next_at())
+        waits.extend(at - monotonic for at in looks if at is not None)
         if self._broker.away:
             waits.append(self._broker.remaining())
         else:
@@ -515,14 +449,14 @@ class Dispatcher:
 
     # --- small things -------------------------------------------------------------------------------------------------
 
-    def _abandon(self, item: _Won) -> None:
+    def _abandon(self, item: Won) -> None:
         self._ledger.abandon(self._hold(item))
-        self._let_go[item.job.name, item.slot] = self.clock.monotonic() + 2 * self.settings.heartbeat / 1000
+        self._sweeper.leave_to_others(item.job.name, item.slot)
 
-    def _hold(self, item: _Won) -> Hold:
+    def _hold(self, item: Won) -> Hold:
         return Hold(job=item.job.name, slot=item.slot, owner=self.owner, attempt=item.attempt)
 
-    def _ending(self, item: _Won, state: RunState, reason: str | None) -> GivenUp:
+    def _ending(self, item: Won, state: RunState, reason: str | None) -> GivenUp:
         return GivenUp(
             job=item.job.name,
             slot=item.slot,
@@ -539,19 +473,3 @@ class Dispatcher:
         except Exception as error:
             self.fanout.emit(events.JobTrouble(job=watched.job.name, error=error))
             self.agenda.look_at(watched, self.clock.wall() + round(self.max_interval * 1000))
-
-
-def _move_cursors(wants: Iterable[_Want]) -> None:
-    """Move each job's cursor over its leading decided slots: never past one that is still open."""
-    stuck: set[str] = set()
-    for want in wants:
-        name = want.watched.job.name
-        if want.decided and name not in stuck:
-            want.watched.cursor = want.cursor
-        else:
-            stuck.add(name)
-
-
-def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

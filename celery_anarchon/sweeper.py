@@ -1,18 +1,20 @@
 """Claims whose beat died or had no broker: who goes on with them, and how.
 
-Belongs here: the decision over a lapsed claim, and the takeover calls. Publishing what was taken over is the
-dispatcher's.
+Belongs here: when to look for lapsed claims, which of them to take over, and what becomes of each. Publishing what was
+taken over is the dispatcher's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_anarchon import slots
-from celery_anarchon.backends.base import LapsedClaim, LeaseBackend, Takeover
+from celery_anarchon.backends.base import ClaimBackend, LapsedClaim, LeaseBackend, Takeover
+from celery_anarchon.clock import Clock
 from celery_anarchon.job import Job
 from celery_anarchon.model import Coalesce, Millis, RunState
+from celery_anarchon.options import Settings
 from celery_anarchon.pulse import STALL
 
 
@@ -24,12 +26,14 @@ class Taken:
     slot: Millis
     attempt: int
     abandoned: bool
+    deadline: float
+    """Monotonic: when the lease may be over again."""
     end: RunState | None = None
-    reason: str | None = None
+    reason: str = ""
 
 
-def verdict_on(lapsed: LapsedClaim, job: Job, now: Millis) -> tuple[RunState | None, str | None]:
-    """What becomes of a lapsed claim: (None, None) to publish it, or the end and its reason.
+def verdict_on(lapsed: LapsedClaim, job: Job, now: Millis) -> tuple[RunState | None, str]:
+    """What becomes of a lapsed claim: (None, "") to publish it, or the end and its reason.
 
     A claim whose holder died is a promise already made, so it is sent. One that was abandoned for lack of a broker is,
     once that is more than a slow moment, an open missed slot like its neighbours: under ``coalesce="latest"`` it gives
@@ -43,38 +47,112 @@ def verdict_on(lapsed: LapsedClaim, job: Job, now: Millis) -> tuple[RunState | N
         newest = slots.last_due(job.name, job.timetable, job.options, now)
         if newest is not None and newest > lapsed.slot:
             return RunState.SUPERSEDED, "newer-slot"
-    return None, None
+    return None, ""
 
 
-def take_over(
-    backend: LeaseBackend,
-    lapsed: Sequence[LapsedClaim],
-    job_of: Callable[[str], Job | None],
-    *,
-    owner: str,
-    beat: str,
-    lease: Millis,
-    now: Millis,
-) -> list[Taken]:
-    """Take over those of *lapsed* whose job this beat knows; another sweeper may be faster with any of them.
+class Sweeper:
+    """Looks for lapsed claims once a heartbeat. On a store without leases there are none."""
 
-    A job that this beat does not know is left alone: in a rolling deploy another beat does.
-    """
-    known = [(claim, job) for claim in lapsed if (job := job_of(claim.job)) is not None]
-    if not known:
-        return []
-    attempts = backend.takeover(
-        [
-            Takeover(job=c.job, slot=c.slot, from_attempt=c.attempt, owner=owner, beat=beat, lease=lease)
-            for c, _ in known
+    def __init__(
+        self,
+        backend: ClaimBackend,
+        settings: Settings,
+        clock: Clock,
+        job_named: Callable[[str], Job | None],
+        *,
+        owner: str,
+        label: str,
+    ) -> None:
+        self._backend = backend if isinstance(backend, LeaseBackend) else None
+        self._settings = settings
+        self._clock = clock
+        self._job_named = job_named
+        self._owner = owner
+        self._label = label
+        self._size = settings.batch
+        self._look_at = clock.monotonic()
+        self._left: dict[tuple[str, Millis], float] = {}
+        """Slots abandoned here, and until when they are left to other beats (protocol R9)."""
+
+    def next_at(self) -> float | None:
+        """The monotonic time of the next look."""
+        return None if self._backend is None else self._look_at
+
+    def is_time(self) -> bool:
+        return self._backend is not None and self._clock.monotonic() >= self._look_at
+
+    def look_now(self) -> None:
+        """Look at the next chance, whenever the next look would be."""
+        self._look_at = self._clock.monotonic()
+
+    def wait(self) -> None:
+        """Look again a heartbeat from now."""
+        self._look_at = self._clock.monotonic() + self._settings.heartbeat / 1000
+
+    def leave_to_others(self, job: str, slot: Millis) -> None:
+        """This beat has just abandoned that slot: another one may have what it lacked."""
+        self._left[job, slot] = self._clock.monotonic() + 2 * self._settings.heartbeat / 1000
+
+    def forgive(self) -> None:
+        """What this beat lacked is back: it may go on with what it abandoned."""
+        self._left.clear()
+
+    def take_over(self, *, others_live: bool) -> list[Taken]:
+        """Take over lapsed claims, longest lapsed first, one batch at most. Another sweeper may be faster with any.
+
+        A job that this beat does not know is left alone: in a rolling deploy another beat does.
+        """
+        if self._backend is None:
+            return []
+        lapsed = self._backend.lapsed(self._size)
+        now = self._clock.monotonic()
+        self._left = {key: until for key, until in self._left.items() if until > now and others_live}
+        known = [
+            (claim, job)
+            for claim in lapsed
+            if (claim.job, claim.slot) not in self._left and (job := self._job_named(claim.job)) is not None
+        ][: self._settings.batch]
+        full = len(lapsed) == self._size
+        if known:
+            self._size = self._settings.batch
+        elif full:
+            # All of it is for others to do: look further at once, or what is ours would never come up.
+            self._size *= 2
+        else:
+            self.wait()
+        if not known:
+            return []
+        deadline = now + self._settings.lease / 1000
+        attempts = self._backend.takeover([self._wish(claim) for claim, _ in known])
+        wall = self._clock.wall()
+        taken = [
+            self._taken(claim, job, attempt, deadline, wall)
+            for (claim, job), attempt in zip(known, attempts, strict=True)
+            if attempt is not None
         ]
-    )
-    taken: list[Taken] = []
-    for (claim, job), attempt in zip(known, attempts, strict=True):
-        if attempt is None:
-            continue
-        end, reason = verdict_on(claim, job, now)
-        taken.append(
-            Taken(job=job, slot=claim.slot, attempt=attempt, abandoned=claim.abandoned, end=end, reason=reason)
+        if not (taken and full):
+            self.wait()
+        return taken
+
+    def _wish(self, claim: LapsedClaim) -> Takeover:
+        return Takeover(
+            job=claim.job,
+            slot=claim.slot,
+            from_attempt=claim.attempt,
+            owner=self._owner,
+            beat=self._label,
+            lease=self._settings.lease,
         )
-    return taken
+
+    @staticmethod
+    def _taken(claim: LapsedClaim, job: Job, attempt: int, deadline: float, wall: Millis) -> Taken:
+        end, reason = verdict_on(claim, job, wall)
+        return Taken(
+            job=job,
+            slot=claim.slot,
+            attempt=attempt,
+            abandoned=claim.abandoned,
+            deadline=deadline,
+            end=end,
+            reason=reason,
+        )

@@ -1,0 +1,58 @@
+"""What a tick wants to send, and what it has won."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from celery_anarchon.agenda import Watched
+from celery_anarchon.job import Job
+from celery_anarchon.model import Millis
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Want:
+    """A slot that this beat would like to send."""
+
+    watched: Watched
+    slot: Millis
+    cursor: Millis
+    """Where the job's cursor stands once this slot is decided."""
+    decided: bool = False
+
+
+@dataclass(eq=False)
+class Won:
+    """A slot that is this beat's to publish."""
+
+    job: Job
+    slot: Millis
+    attempt: int
+    deadline: float
+    """Monotonic: past it the lease may be over, and nothing may be published on its strength."""
+    want: Want | None = None
+    unclear: bool = False
+    """A publish of it went unanswered before."""
+
+    def decide(self) -> None:
+        if self.want is not None:
+            self.want.decided = True
+
+
+def move_cursors(wants: Iterable[Want]) -> None:
+    """Move each job's cursor over its leading decided slots: never past one that is still open."""
+    stuck: set[str] = set()
+    for want in wants:
+        name = want.watched.job.name
+        if want.decided and name not in stuck:
+            want.watched.cursor = want.cursor
+        else:
+            stuck.add(name)
+
+
+def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
