@@ -21,6 +21,10 @@ from dataclasses import dataclass
 from celery_anarchon.model import Answer, Millis, Run, RunState, Traits
 
 __all__ = [
+    "BEATS_KEPT",
+    "FINGERPRINTS_KEPT",
+    "GIVEN_UP",
+    "NEVER_A_RUN",
     "Beat",
     "ClaimBackend",
     "ClaimRequest",
@@ -37,6 +41,18 @@ __all__ = [
     "Takeover",
     "Traits",
 ]
+
+GIVEN_UP = frozenset({RunState.NOT_SENT, RunState.MISFIRE, RunState.SUPERSEDED})
+"""The ends that :meth:`ClaimBackend.give_up` takes."""
+
+NEVER_A_RUN = frozenset({RunState.MISFIRE, RunState.SUPERSEDED, RunState.SKIPPED, RunState.PAUSED})
+"""The states that :meth:`ClaimBackend.record` takes."""
+
+FINGERPRINTS_KEPT = 8
+"""Definitions of a job whose first sight is remembered."""
+
+BEATS_KEPT: Millis = 24 * 3_600_000
+"""How long a beat that vanished is remembered, whoever asks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +217,7 @@ class ClaimBackend(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Give back what we opened, never what we were handed. X1: repeatable, leaves no thread, socket or file open;
-        X3: takes no lock that a call in progress may hold (Celery calls it from a signal handler)."""
+        X2: a client that was made before a fork works in the child, over connections of its own; X3: takes no lock that a call in progress may hold (Celery calls it from a signal handler)."""
 
     @abc.abstractmethod
     def now(self) -> Millis:
@@ -221,6 +237,7 @@ class ClaimBackend(abc.ABC):
         * C7 A slot at or below the floor is TOO_OLD.
         * C13 A slot later than the store's clock plus the tolerance is TOO_EARLY, and nothing is stored.
         * C15 The owner that won it and has confirmed or given it up is told ALREADY_SENT. Everyone else: TAKEN.
+        * C10 A durable store remembers claims over a restart of its server or of every process that used it.
         * C16 A batch answers each request by its own; one refused row harms no other.
         """
 

@@ -17,6 +17,10 @@ from typing import Any
 
 from celery_anarchon import wire
 from celery_anarchon.backends.base import (
+    BEATS_KEPT,
+    FINGERPRINTS_KEPT,
+    GIVEN_UP,
+    NEVER_A_RUN,
     Beat,
     ClaimRequest,
     ClaimResult,
@@ -36,12 +40,6 @@ from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import LayoutMismatch
 from celery_anarchon.model import UNSETTLED, Answer, Millis, Run, RunState
 
-FINGERPRINTS_KEPT = 8
-BEATS_KEPT: Millis = 24 * 3_600_000
-"""How long a beat that vanished is remembered, whoever asks."""
-
-GIVEN_UP = frozenset({RunState.NOT_SENT, RunState.MISFIRE, RunState.SUPERSEDED})
-NEVER_A_RUN = frozenset({RunState.MISFIRE, RunState.SUPERSEDED, RunState.SKIPPED, RunState.PAUSED})
 _NO_MESSAGE = GIVEN_UP | NEVER_A_RUN
 
 

@@ -25,7 +25,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from celery_anarchon.backends.base import Traits
-from celery_anarchon.backends.sql import NoTables, OwnConnections, SqlBackend, Unusable
+from celery_anarchon.backends.sql import NoTables, SqlBackend, Unusable
+from celery_anarchon.backends.sqlconnections import OwnConnections
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
