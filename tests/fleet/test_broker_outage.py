@@ -18,8 +18,8 @@ from celery_anarchon.verdict import Event
 
 pytestmark = pytest.mark.fleet
 
-EVERY = 6
-"""Seconds between slots: longer than a slow moment, so that an outage over one slot is downtime."""
+EVERY = 10
+"""Seconds between slots: longer than a beat waits between two looks for its broker, so that it is back before the next."""
 
 
 def wall() -> Millis:
