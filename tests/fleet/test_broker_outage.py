@@ -19,7 +19,7 @@ from celery_anarchon.verdict import Event
 pytestmark = pytest.mark.fleet
 
 EVERY = 10
-"""Seconds between slots: longer than a beat waits between two looks for its broker, so that it is back before the next."""
+"""Seconds between slots: longer than a beat waits between two looks for its broker, so that it is back in time."""
 
 
 def wall() -> Millis:
