@@ -18,8 +18,8 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_default_options = {"members": True}
 
-# Links to what docs/reference.md documents are checked. Other projects' names cannot be (there is no inventory of them to
-# look in), nor can names of modules that only developers read.
+# Links to what docs/reference.md documents are checked. Other projects' names cannot be (there is no inventory of them
+# to look in), nor can names of modules that only developers read.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!celery_anarchon\.(app|backends\.(base|registry)|errors|model|schedules|timetable)\b).*"),
     ("py:mod", r"celery_anarchon\.(app|model|schedules)"),
