@@ -216,8 +216,12 @@ class ClaimBackend(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give back what we opened, never what we were handed. X1: repeatable, leaves no thread, socket or file open;
-        X2: a client that was made before a fork works in the child, over connections of its own; X3: takes no lock that a call in progress may hold (Celery calls it from a signal handler)."""
+        """Give back what we opened, never what we were handed.
+
+        X1: repeatable, leaves no thread, socket or file open. X2: a client that was made before a fork works in the
+        child, over connections of its own. X3: takes no lock that a call in progress may hold (Celery calls it from a
+        signal handler).
+        """
 
     @abc.abstractmethod
     def now(self) -> Millis:
