@@ -77,6 +77,11 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
             return logging.WARNING, f"the system clock stepped by {event.step / 1000:+.1f} s; planned anew"
         case events.SkewSeen():
             return logging.WARNING, f"this host's clock is {event.skew / 1000:+.1f} s off the store's"
+        case events.ZonesDiffer():
+            return logging.ERROR, (
+                f"beat {event.label} has other zone data for {', '.join(event.zones)}: some slots may be sent twice; "
+                "bring all hosts to one release and restart their beats, or set anarchon_packaged_tzdata"
+            )
         case events.JobTrouble():
             return logging.ERROR, f"job {event.job!r} failed, the others go on: {_words(event.error)}"
 

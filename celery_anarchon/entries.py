@@ -25,6 +25,7 @@ from celery_anarchon.options import (
     scheduler_settings,
 )
 from celery_anarchon.schedules import cron, kind_of, timetable_of
+from celery_anarchon.zonedata import packaged
 
 ENTRY_KEYS = frozenset({"task", "schedule", "args", "kwargs", "options", "relative"})
 OPTIONS_KEY = "anarchon"
@@ -52,6 +53,9 @@ class JobFactory:
     def __post_init__(self) -> None:
         given = own_settings(self.app)
         self.settings = scheduler_settings(given, self.traits)
+        if self.settings.packaged_tzdata:
+            # Here, because no timetable is made before, by a beat or by a command.
+            packaged()
         self._by_name = jobs_setting(given)
         self._option_settings = {name: value for name, value in given.items() if name in JOB_OPTIONS}
         check_defaults("setting 'anarchon_...':", self._option_settings, self.traits)

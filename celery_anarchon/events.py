@@ -132,6 +132,14 @@ class SkewSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ZonesDiffer:
+    """Another beat reads other clock changes out of its zone data: the two may name different slots."""
+
+    label: str
+    zones: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobTrouble:
     """One job failed in a way that no other job shares; it is tried again later."""
 
@@ -153,6 +161,7 @@ Event: TypeAlias = (
     | Stalled
     | ClockStepped
     | SkewSeen
+    | ZonesDiffer
     | JobTrouble
 )
 

@@ -24,10 +24,12 @@ WORKER_SIDE = frozenset({"overlap", "max_attempts", "queue_timeout", "on_unknown
 LEASE_ONLY = frozenset({"catch_up", "coalesce"}) | WORKER_SIDE
 """Options that a claim-only store cannot honour."""
 
-LATER_SETTINGS = frozenset({"max_skew", "one_step", "gate_wait", "packaged_tzdata", "shadow", "http_port"})
+LATER_SETTINGS = frozenset({"max_skew", "one_step", "gate_wait", "shadow", "http_port"})
 """Settings whose names are reserved for features that this release does not have."""
 
-OWN_SETTINGS = frozenset({"backend", "app_name", "jobs", "lease", "heartbeat", "batch", "early_tolerance"})
+OWN_SETTINGS = frozenset(
+    {"backend", "app_name", "jobs", "lease", "heartbeat", "batch", "early_tolerance", "packaged_tzdata"}
+)
 
 
 class Kind(str, enum.Enum):
@@ -36,6 +38,7 @@ class Kind(str, enum.Enum):
     INTERVAL = "interval"
     CRON = "cron"
     AT = "at"
+    SOLAR = "solar"
 
     def __str__(self) -> str:
         return self.value
@@ -65,6 +68,8 @@ class Settings:
     heartbeat: Millis = 10_000
     batch: int = 100
     early_tolerance: Millis = 5_000
+    packaged_tzdata: bool = False
+    """Read zones from the ``tzdata`` package only, whatever the host has."""
 
 
 # --- reading single values --------------------------------------------------------------------------------------------
@@ -84,6 +89,12 @@ def _positive(value: Any, what: str) -> Millis:
 def _size(value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{what} must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _switch(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{what} must be True or False, not {value!r}")
     return value
 
 
@@ -290,6 +301,7 @@ def scheduler_settings(given: Mapping[str, Any], traits: Traits) -> Settings:
         heartbeat=heartbeat,
         batch=_given(given, "batch", _size, Settings.batch),
         early_tolerance=_given(given, "early_tolerance", _positive, Settings.early_tolerance),
+        packaged_tzdata=bool(_given(given, "packaged_tzdata", _switch, Settings.packaged_tzdata)),
     )
 
 

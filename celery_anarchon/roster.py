@@ -17,11 +17,14 @@ from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
 from celery_anarchon.options import Settings
 from celery_anarchon.pulse import STEP
+from celery_anarchon.zonedata import as_text, disagreements, fingerprints, zones_of
 
 CLAIM_ONLY_REACH: Millis = 60_000
 """How far a beat looks back at start where the store keeps no first sight, unless ``max_late`` says otherwise."""
 
 TIDY_BATCH = 500
+
+DAY: Millis = 86_400_000
 
 
 class Roster:
@@ -46,6 +49,10 @@ class Roster:
         self._label = label
         self._version = version
         self._schedule = ""
+        self._zone_names: frozenset[str] = frozenset()
+        self._zones = ""
+        self._zones_for: tuple[frozenset[str], Millis] | None = None
+        self._named: dict[str, list[str]] = {}
         self._skew: Millis = 0
         self._reported_skew: Millis = 0
         self._touched: dict[str, Watched] = {}
@@ -59,6 +66,7 @@ class Roster:
         for name in sorted(jobs):
             digest.update(f"{name}\0{jobs[name].timetable.key}\0".encode())
         self._schedule = digest.hexdigest()[:16]
+        self._zone_names = frozenset(zones_of(job.timetable for job in jobs.values()))
 
     def first_sight(self, jobs: Sequence[Job]) -> list[Registration]:
         """Tell the store that these jobs are scheduled; what it knows of each."""
@@ -88,6 +96,7 @@ class Roster:
                 version=self._version,
                 skew=self._skew,
                 schedule=self._schedule,
+                zones=self._zone_data(before),
             )
         )
         self._skew = (before + self._clock.wall()) // 2 - seen
@@ -96,7 +105,26 @@ class Roster:
             self._fanout.emit(events.SkewSeen(skew=self._skew))
         living = self._backend.beats(within=3 * self._settings.heartbeat)
         self.others_live = any(beat.owner != self._owner for beat in living)
+        self._compare_zones(living)
         self._presence_at = self._clock.monotonic() + self._settings.heartbeat / 1000
+
+    def _zone_data(self, now: Millis) -> str:
+        """What this beat's zone data says: worked out once a day, and when other zones come into use."""
+        wanted = (self._zone_names, now // DAY)
+        if self._zones_for != wanted:
+            self._zones, self._zones_for = as_text(fingerprints(self._zone_names, now), now), wanted
+        return self._zones
+
+    def _compare_zones(self, living: Sequence[Beat]) -> None:
+        """Name each beat that disagrees about zones, once for each list of them."""
+        named: dict[str, list[str]] = {}
+        for beat in living:
+            found = disagreements(self._zones, beat.zones)
+            if beat.owner != self._owner and found:
+                named[beat.owner] = found
+                if self._named.get(beat.owner) != found:
+                    self._fanout.emit(events.ZonesDiffer(label=beat.label, zones=tuple(found)))
+        self._named = named
 
     def leave(self) -> None:
         """This beat stops on purpose."""

@@ -22,6 +22,7 @@ from celery_anarchon.job import Job
 from celery_anarchon.live import CountingDict, WatchedSchedule
 from celery_anarchon.options import late_warning
 from celery_anarchon.publish import CeleryPublisher
+from celery_anarchon.zonedata import packaged
 
 __all__ = ["Scheduler", "jobs_of"]
 
@@ -73,6 +74,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self.schedule.take_touched()
 
         _say_where(backend.describe(), source)
+        if settings.packaged_tzdata:
+            logger.info("zones: those of the tzdata package, release %s", packaged())
         label = f"{socket.gethostname()}:{os.getpid()}"
         self.dispatcher = self.dispatcher_class(
             backend=backend,

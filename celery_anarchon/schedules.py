@@ -23,6 +23,7 @@ from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.model import Millis
 from celery_anarchon.options import Kind
+from celery_anarchon.solar import Solar
 from celery_anarchon.timetable import At, Interval, Timetable, at_instant, cron_from_fields, cron_from_text, zone_of
 
 __all__ = ["at", "cron", "every", "kind_of", "timetable_of"]
@@ -192,7 +193,7 @@ _KINDS = (
 
 
 def kind_of(schedule: Any, *, job: str) -> Kind:
-    """What *schedule* is as far as job options care: an interval, a crontab or one instant.
+    """What *schedule* is as far as job options care: an interval, a crontab, one instant or a solar event.
 
     :raises ConfigurationError: a schedule that cannot be run here; the text names *job*.
     """
@@ -208,8 +209,8 @@ def timetable_of(
     offset: Millis | str | None = None,
     timezone: str | None = None,
 ) -> Timetable:
-    """The timetable of a schedule entry's *schedule*: a number of seconds, a timedelta, Celery's ``schedule`` or
-    ``crontab`` (with the zone of its ``tz``), or :class:`every`, :class:`cron`, :class:`at`.
+    """The timetable of a schedule entry's *schedule*: a number of seconds, a timedelta, Celery's ``schedule``,
+    ``crontab`` (with the zone of its ``tz``) or ``solar``, or :class:`every`, :class:`cron`, :class:`at`.
 
     :param offset: the job option: milliseconds, or ``"auto"`` for crc32 of the job's name modulo the interval.
     :param timezone: the job option: name of the zone of a crontab that does not name its own.
@@ -224,12 +225,16 @@ def timetable_of(
             raise OptionError(f"option 'offset' shifts the grid of an interval, and this job is {_a(kind)}; remove it")
         if timezone is not None and kind is not Kind.CRON:
             raise OptionError(f"option 'timezone' is the zone of a crontab, and this job is {_a(kind)}; remove it")
+        if type(schedule) is stock.solar:
+            return Solar(schedule.event, schedule.lat, schedule.lon)
         if isinstance(schedule, at):
             return schedule.timetable_in(_UTC if schedule._aware else _app_zone(app))
         if isinstance(schedule, every):
             return _interval(schedule.every_ms, _one_offset(schedule.offset, offset), job)
         if isinstance(schedule, cron):
-            zone = _one_zone(schedule.zone, timezone) or _app_zone(app)
+            # By name again: the object may be older than a change of where zones are read from.
+            own = None if schedule.zone is None else zone_of(schedule.zone.key)
+            zone = _one_zone(own, timezone) or _app_zone(app)
             return cron_from_text(schedule.text, zone, seconds=schedule.seconds)
         if isinstance(schedule, stock.crontab):
             zone = _one_zone(_own_zone(schedule, app), timezone) or _app_zone(app)
@@ -257,6 +262,9 @@ def _kind(schedule: Any) -> Kind:
         )
     if isinstance(schedule, (int, float, timedelta)):
         return Kind.INTERVAL
+    # The exact class: how it searches is not asked, and a subclass may search otherwise.
+    if type(schedule) is stock.solar:
+        return Kind.SOLAR
     for known, kind in _KINDS:
         if isinstance(schedule, known) and not _says_itself_when(type(schedule), known):
             relative = known is stock.schedule and schedule.relative and _relative_crontab(schedule.run_every)
@@ -277,7 +285,12 @@ def _says_itself_when(cls: type, known: type) -> bool:
 
 
 def _a(kind: Kind) -> str:
-    return {Kind.INTERVAL: "an interval", Kind.CRON: "a crontab", Kind.AT: "due once"}[kind]
+    return {
+        Kind.INTERVAL: "an interval",
+        Kind.CRON: "a crontab",
+        Kind.AT: "due once",
+        Kind.SOLAR: "a solar event",
+    }[kind]
 
 
 def _interval(every_ms: Millis, offset: Millis | str | None, job: str) -> Interval:

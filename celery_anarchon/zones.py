@@ -10,6 +10,8 @@ clock: integers, so that neither a fold nor a tzinfo can get lost on the way.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import TypeAlias
@@ -50,6 +52,26 @@ def _nearest(name: str) -> str:
     known = {zone.lower(): zone for zone in sorted(available_timezones())}
     found = difflib.get_close_matches(name.lower(), known, n=1)
     return f"; did you mean {known[found[0]]!r}?" if found else '; use a name such as "Europe/Paris"'
+
+
+@dataclass(frozen=True)
+class Change:
+    """A clock change: from instant `at` on, local time is UTC + `after`; until then it was UTC + `before`."""
+
+    at: int
+    before: int
+    after: int
+
+
+def changes(zone: ZoneInfo, start: int, end: int) -> Iterator[Change]:
+    """The clock changes of *zone* at instants in [*start*, *end*), ascending."""
+    clock = wall_clock(zone)
+    _, at, before = clock.span_at(start - 1)
+    while at < end:
+        _, following, after = clock.span_at(at)
+        if after != before:
+            yield Change(at, before, after)
+        at, before = following, after
 
 
 @lru_cache(maxsize=1024)

@@ -204,6 +204,7 @@ EVERY_EVENT = [
     events.Stalled(pause=6_000),
     events.ClockStepped(step=-6_000),
     events.SkewSeen(skew=2_000),
+    events.ZonesDiffer(label="web2:1", zones=("America/Vancouver",)),
     events.JobTrouble(job="a", error=RuntimeError("x")),
 ]
 

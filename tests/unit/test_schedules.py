@@ -6,6 +6,7 @@ import binascii
 import copy
 import logging
 import pickle
+import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
@@ -17,13 +18,14 @@ import celery._state
 import celery.beat
 import pytest
 from celery import Celery
-from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule
+from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule, solar
 from celery.utils.time import LocalTimezone
 from dateutil import tz as dateutil_tz
 
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.options import Kind
 from celery_anarchon.schedules import at, cron, every, kind_of, timetable_of
+from celery_anarchon.solar import Solar
 from celery_anarchon.timetable import At, Cron, Interval, cron_from_text
 
 UTC = timezone.utc
@@ -152,6 +154,22 @@ def test_at_is_an_instant_or_a_time_in_the_apps_zone() -> None:
     assert kind_of(at(gap), job="export") is Kind.AT
 
 
+def test_solar_needs_no_zone() -> None:
+    for app in (make_app(), make_app(timezone="Asia/Tokyo"), make_app(enable_utc=False)):
+        assert timetable(solar("sunset", 48.8566, 2.3522), app=app).key == Solar("sunset", 48.8566, 2.3522).key
+
+
+def test_solar_without_ephem_names_the_job_and_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    sunset = solar("sunset", 48.8566, 2.3522)
+    monkeypatch.setitem(sys.modules, "ephem", None)
+    assert refusal(ConfigurationError, sunset).endswith(': pip install "celery-anarchon[solar]"')
+
+
+def test_a_place_that_celery_lets_through() -> None:
+    nowhere = solar("sunset", float("nan"), 2.3522)
+    assert "latitude must be a number of degrees from -90 to 90, not nan" in refusal(ConfigurationError, nowhere)
+
+
 @pytest.mark.parametrize(
     ("length", "text"),
     [(timedelta(days=1), "0 0 * * *"), (timedelta(hours=1), "0 * * * *"), (timedelta(minutes=1), "* * * * *")],
@@ -199,7 +217,16 @@ def test_timezone() -> None:
     assert timetable(cron("* * * * *", timezone="Asia/Tokyo"), timezone="Asia/Tokyo").zone.key == "Asia/Tokyo"
 
 
-@pytest.mark.parametrize("value", [crontab(), cron("@daily"), at(datetime(2026, 1, 1)), schedule(86400, relative=True)])
+@pytest.mark.parametrize(
+    "value",
+    [
+        crontab(),
+        cron("@daily"),
+        at(datetime(2026, 1, 1)),
+        schedule(86400, relative=True),
+        solar("sunset", 48.8566, 2.3522),
+    ],
+)
 @pytest.mark.parametrize("offset", [5, "auto"])
 def test_offset_is_refused_where_there_is_no_grid(value: Any, offset: Any) -> None:
     text = refusal(OptionError, value, offset=offset)
@@ -207,7 +234,17 @@ def test_offset_is_refused_where_there_is_no_grid(value: Any, offset: Any) -> No
     assert text.endswith("; remove it")
 
 
-@pytest.mark.parametrize("value", [60, timedelta(minutes=1), schedule(60), every(60), at(datetime(2026, 1, 1))])
+@pytest.mark.parametrize(
+    "value",
+    [
+        60,
+        timedelta(minutes=1),
+        schedule(60),
+        every(60),
+        at(datetime(2026, 1, 1)),
+        solar("sunset", 48.8566, 2.3522),
+    ],
+)
 def test_timezone_is_refused_where_no_zone_matters(value: Any) -> None:
     text = refusal(OptionError, value, timezone="Europe/Paris")
     assert "option 'timezone' is the zone of a crontab" in text
@@ -250,12 +287,18 @@ class Impatient(every):
         return True, 1
 
 
+class Twilight(solar):  # type: ignore[misc]
+    """Changes nothing about when, as far as one sees from here."""
+
+
 class Renamed(schedule):  # type: ignore[misc]
     """Changes nothing about when."""
 
 
 @pytest.mark.parametrize(
-    "value", [Polling(), Jittered(60), Holidays(), Impatient(60)], ids=lambda value: type(value).__name__
+    "value",
+    [Polling(), Jittered(60), Holidays(), Impatient(60), Twilight("sunset", 0, 0)],
+    ids=lambda value: type(value).__name__,
 )
 def test_classes_that_say_themselves_when_are_refused(value: Any) -> None:
     text = refusal(ConfigurationError, value)
@@ -263,11 +306,6 @@ def test_classes_that_say_themselves_when_are_refused(value: Any) -> None:
     assert text.endswith("use a crontab, an interval, cron(), every() or at()")
     with pytest.raises(ConfigurationError, match=r"^job 'export': "):
         kind_of(value, job="export")
-
-
-def test_solar_is_refused() -> None:
-    solar = object.__new__(celery.schedules.solar)
-    assert "celery.schedules.solar are not supported yet" in refusal(ConfigurationError, solar)
 
 
 def test_a_subclass_that_changes_nothing_is_read() -> None:
