@@ -19,6 +19,8 @@ _HOMES = {
     "run_id": "celery_anarchon.app",
     "Run": "celery_anarchon.model",
     "RunState": "celery_anarchon.model",
+    "RedisBackend": "celery_anarchon.backends.redis",
+    "ValkeyBackend": "celery_anarchon.backends.redis",
     "SqliteBackend": "celery_anarchon.backends.sqlite",
     "MemoryBackend": "celery_anarchon.backends.memory",
 }
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from celery_anarchon.app import Anarchon as Anarchon
     from celery_anarchon.app import run_id as run_id
     from celery_anarchon.backends.memory import MemoryBackend as MemoryBackend
+    from celery_anarchon.backends.redis import RedisBackend as RedisBackend
+    from celery_anarchon.backends.redis import ValkeyBackend as ValkeyBackend
     from celery_anarchon.backends.sqlite import SqliteBackend as SqliteBackend
     from celery_anarchon.model import Run as Run
     from celery_anarchon.model import RunState as RunState

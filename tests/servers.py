@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,13 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def on_path(name: str) -> str | None:
+    """A program of this machine, not of the tests' own environment: wheels put older servers there."""
+    own = {str(Path(sys.prefix) / "bin"), str(Path(sys.executable).parent)}
+    path = os.pathsep.join(part for part in os.environ.get("PATH", "").split(os.pathsep) if part not in own)
+    return shutil.which(name, path=path)
 
 
 class Server:
@@ -125,7 +133,7 @@ def redis_server(folder: Path, *, private: bool = False, options: tuple[str, ...
     if url and not private:
         yield RedisServer(url)
         return
-    binary = shutil.which("redis-server")
+    binary = on_path("redis-server")
     if binary is None:
         missing("no redis-server on PATH" + ("" if private else " and no ANARCHON_TEST_REDIS_URL"))
     port = free_port()

@@ -22,6 +22,11 @@ ENTRY_POINTS = "celery_anarchon.backends"
 _OURS = {
     "memory": "celery_anarchon.backends.memory:MemoryBackend",
     "sqlite": "celery_anarchon.backends.sqlite:SqliteBackend",
+    **dict.fromkeys(
+        ("redis", "rediss", "redis+socket", "redis+cluster", "sentinel"),
+        "celery_anarchon.backends.redis:RedisBackend",
+    ),
+    **dict.fromkeys(("valkey", "valkeys"), "celery_anarchon.backends.redis:ValkeyBackend"),
 }
 
 _EXTRAS = {
@@ -44,8 +49,9 @@ _EXTRAS = {
 """Schemes whose stores we know by name -> the extra that brings the driver, once a backend for them is there."""
 
 _CELERY_PREFIXES = ("sqla+", "db+")
-_SEVERAL_HOSTS = frozenset({"nats", "tls", "sentinel"})
+_SEVERAL_HOSTS = frozenset({"nats", "tls", "sentinel", "redis+cluster"})
 _TOKENS = frozenset({"nats", "tls"})
+_HOST = re.compile(r"([^:@]*(:[^:@]*)?@)?[^:@/]+(:\d*)?(/.*)?")
 _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|passwd|pwd|token|secret)[^=&]*=)[^&#]*", re.IGNORECASE)
 
 
@@ -133,7 +139,9 @@ def _mask_logins(scheme: str, rest: str) -> str:
     hosts, question, query = rest.partition("?")
     if scheme in _SEVERAL_HOSTS and "@" not in query and re.search("@[^@]*[,;][^@]*@", hosts):
         parts = re.split("([,;])", hosts)
-        return "".join(_mask_login(part, token=True) for part in parts) + question + query
+        # A separator may stand in a password: then the pieces do not look like logins and hosts, and all is one login.
+        if all(_HOST.fullmatch(part) for part in parts[::2]):
+            return "".join(_mask_login(part, token=True) for part in parts) + question + query
     return _mask_login(rest, token=scheme in _TOKENS)
 
 

@@ -1,0 +1,47 @@
+"""The Lua scripts, one file each, and calls of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+Argument = bytes | str | int
+
+
+@dataclass(frozen=True)
+class Script:
+    """One operation: what the server runs, and the digest by which it knows it once it has run it."""
+
+    name: str
+    source: bytes
+    digest: str
+
+    def __call__(self, keys: Sequence[bytes], args: Sequence[Argument]) -> Call:
+        return Call(self, keys, args)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A script with its keys and arguments. In a cluster all keys carry one tag."""
+
+    script: Script
+    keys: Sequence[bytes]
+    args: Sequence[Argument]
+
+    def by_digest(self) -> tuple[Argument, ...]:
+        return "EVALSHA", self.script.digest, len(self.keys), *self.keys, *self.args
+
+    def by_source(self) -> tuple[Argument, ...]:
+        """As a server wants it that has not seen the script since it was started. It then knows the digest."""
+        return "EVAL", self.script.source, len(self.keys), *self.keys, *self.args
+
+
+@cache
+def script(name: str) -> Script:
+    folder = resources.files(__package__) / "lua"
+    source = (folder / "common.lua").read_bytes() + (folder / f"{name}.lua").read_bytes()
+    # SHA-1 is the server's choice; it guards nothing.
+    return Script(name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest())

