@@ -36,6 +36,7 @@ from support.redis_servers import (
     drop_idle,
     private_server,
     replicated,
+    sweep,
     through,
     wait_for,
     watched,
@@ -914,11 +915,6 @@ def test_many_owners_in_many_processes_on_a_cluster(nodes: Cluster, prefix: str)
             taken = pool.starmap(sweep, [(nodes.url, prefix, names, slot, f"owner {n}") for n in range(3)])
         assert sorted(name for some in taken for name in some) == sorted(names)
         assert backend.lapsed(10) == []
-
-
-def sweep(url: str, prefix: str, names: list[str], slot: int, owner: str) -> list[str]:
-    with opened(url, prefix) as backend:
-        return [name for name in names if take(backend, name, slot, owner) is not None]
 
 
 def test_lost_replies_of_every_write(server: Private, prefix: str) -> None:

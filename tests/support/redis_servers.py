@@ -375,3 +375,19 @@ __all__ = [
     "wanted",
     "watched",
 ]
+
+
+def sweep(url: str, prefix: str, names: list[str], slot: int, owner: str) -> list[str]:
+    """Take over what one can of *names*. Here, because a spawned process can import this module, and no test file."""
+    from celery_anarchon.backends.base import Takeover
+    from celery_anarchon.backends.redis import RedisBackend
+
+    backend = RedisBackend(url, prefix=prefix)
+    try:
+        backend.open("app")
+        wishes = [
+            Takeover(job=name, slot=slot, from_attempt=1, owner=owner, beat="sweeper", lease=60_000) for name in names
+        ]
+        return [wish.job for wish in wishes if backend.takeover([wish])[0] is not None]
+    finally:
+        backend.close()
