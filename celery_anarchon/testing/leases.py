@@ -363,10 +363,10 @@ class LeaseSuite(ClaimSuite):
         found = next(beat for beat in beats if beat.owner == "2")
         assert (found.version, found.skew, found.schedule, found.zones) == ("1", -3, "s", "z")
         assert {beat.owner: beat.seen for beat in beats} == seen
-        harness.pass_time(60)
+        harness.pass_time(600)
         again = client.beat_seen(Beat(owner="1", label="host", version="1"))
-        assert again >= seen["1"] + 60
-        assert [beat.owner for beat in other.beats(within=40)] == ["1"]
+        assert again >= seen["1"] + 600
+        assert [beat.owner for beat in other.beats(within=400)] == ["1"]
         other.beat_left("2")
         other.beat_left("nobody")
         assert sorted(beat.owner for beat in client.beats(within=60_000)) == ["1", "3"]
