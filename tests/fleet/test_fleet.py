@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.beats import ENOUGH, SCHEDULER, Beats, until
+from support.sites import Broker, FilesBroker, RabbitBroker, RedisBroker, RedisStore, SqliteStore, Store
 
 from celery_anarchon.model import Millis, RunState
 from celery_anarchon.oracle import expected_interval
@@ -27,33 +26,48 @@ def wall() -> Millis:
     return time.time_ns() // 1_000_000
 
 
-class Stage:
-    """Makes fleets and ends them, whatever happens."""
+def on(*in_ci: str) -> pytest.MarkDecorator:
+    """Run on each of SITES; on those that are not named here only with the long tests."""
+    sites = [pytest.param(site, marks=() if site in in_ci else pytest.mark.long) for site in SITES]
+    return pytest.mark.parametrize("stage", sites, indirect=True)
 
-    def __init__(self, folder: Path) -> None:
+
+class Stage:
+    """Makes fleets on one kind of store and broker, and ends them, whatever happens."""
+
+    def __init__(self, folder: Path, home: Callable[[Path], Store], broker: Callable[[Path], Broker]) -> None:
         self.folder = folder
+        self.home = home
+        self.broker = broker
         self.fleets: list[Beats] = []
 
     def fleet(self, jobs: dict[str, Any], **settings: Any) -> Beats:
         folder = self.folder / f"fleet-{len(self.fleets)}"
         folder.mkdir()
-        fleet = Beats(folder, jobs, settings)
+        fleet = Beats(folder, jobs, settings, self.home(folder), self.broker(folder))
         self.fleets.append(fleet)
         return fleet
 
 
+SITES = ["sqlite, files", "redis, redis", "redis, rabbitmq"]
+"""Store and broker. On the second both are one server."""
+
+
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    site = getattr(request, "param", SITES[0])
+    home: Callable[[Path], Store] = SqliteStore
+    broker: Callable[[Path], Broker] = FilesBroker
+    if site != SITES[0]:
+        server = request.getfixturevalue("redis")
+        home, broker = lambda _: RedisStore(server.url), lambda _: RedisBroker(server.url)
+    if site == SITES[2]:
+        node = request.getfixturevalue("rabbitmq")
+        broker = lambda _: RabbitBroker(node)  # noqa: E731
+    stage = Stage(tmp_path, home, broker)
     yield stage
     for fleet in stage.fleets:
         fleet.fleet.close()
-
-
-def open_claims(fleet: Beats) -> list[tuple[str, int]]:
-    """What the store holds as claimed, read past the backend."""
-    with sqlite3.connect(fleet.store_path) as raw:
-        return raw.execute("SELECT job, slot FROM anarchon_runs WHERE state = 'claimed'").fetchall()
 
 
 def settle(fleet: Beats, end: Millis) -> None:
@@ -64,7 +78,7 @@ def settle(fleet: Beats, end: Millis) -> None:
         return all(any(job == name and slot > end for job, slot in sent) for name in fleet.jobs)
 
     until(all_beyond, "a slot of every job after the window")
-    until(lambda: not [claim for claim in open_claims(fleet) if claim[1] <= end], "no claim left of the window")
+    until(lambda: not [claim for claim in fleet.home.open_claims() if claim[1] <= end], "no claim left of the window")
 
 
 def count_window(fleet: Beats, start: Millis, end: Millis) -> Verdict:
@@ -122,12 +136,14 @@ def survive(fleet: Beats, seconds: float) -> tuple[int, int]:
 TWENTY = {f"job-{n}": 1 + n % 5 for n in range(20)}
 
 
+@on("sqlite, files", "redis, redis", "redis, rabbitmq")
 def test_a_kill_and_a_rolling_restart_lose_and_double_nothing(stage: Stage) -> None:
-    slots, beats = survive(stage.fleet(TWENTY, **QUICK), 14)
-    assert slots > 100
+    slots, beats = survive(stage.fleet(TWENTY, **QUICK), 10)
+    assert slots > 60
     assert beats >= 3
 
 
+@on("sqlite, files", "redis, redis", "redis, rabbitmq")
 @pytest.mark.long
 def test_a_kill_and_a_rolling_restart_in_two_minutes(stage: Stage, record_property: Any) -> None:
     slots, beats = survive(stage.fleet(TWENTY, anarchon_lease=6), 120)
@@ -164,6 +180,7 @@ def pause_rounds(fleet: Beats, rounds: int, point: str, tmp_path: Path) -> Verdi
 POINTS = ["before-claim", "after-claim", "after-confirm"]
 
 
+@on("sqlite, files")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_paused_beat_sends_nothing_twice(stage: Stage, tmp_path: Path, point: str) -> None:
     verdict = pause_rounds(stage.fleet({"a": 1, "b": 1}, **QUICK), 2, point, tmp_path)
@@ -171,6 +188,7 @@ def test_a_paused_beat_sends_nothing_twice(stage: Stage, tmp_path: Path, point: 
     assert verdict.expected > 6
 
 
+@on("sqlite, files", "redis, redis", "redis, rabbitmq")
 @pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
 def test_a_paused_beat_twenty_times(stage: Stage, tmp_path: Path, point: str) -> None:
@@ -179,6 +197,7 @@ def test_a_paused_beat_twenty_times(stage: Stage, tmp_path: Path, point: str) ->
     assert verdict.kind is Kind.VALID, verdict
 
 
+@on("sqlite, files")
 def test_a_pause_between_publish_and_confirm_may_double_but_never_under_another_id(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -188,6 +207,7 @@ def test_a_pause_between_publish_and_confirm_may_double_but_never_under_another_
     assert len(verdict.same_id_twice) <= 2
 
 
+@on("sqlite, files", "redis, redis", "redis, rabbitmq")
 def test_a_beat_killed_between_claim_and_publish_is_replaced(stage: Stage, tmp_path: Path) -> None:
     fleet = stage.fleet({"a": 2, "b": 2, "c": 2}, **QUICK)
     trigger = tmp_path / "die"
@@ -195,7 +215,7 @@ def test_a_beat_killed_between_claim_and_publish_is_replaced(stage: Stage, tmp_p
     start = wall()
     trigger.touch()
     until(lambda: not killed.running, "the beat to die")
-    orphans = open_claims(fleet)
+    orphans = fleet.home.open_claims()
     assert orphans, "it died before its claims were made"
     fleet.beat("heir")
     end = wall()
@@ -221,7 +241,7 @@ def stop_in_mid_burst(fleet: Beats, rounds: int, tmp_path: Path) -> int:
         until(lambda: Path(f"{trigger}.hit").exists(), "a claim")
         time.sleep(0.01)  # the very thing: a signal 10 ms after a claim
         assert beat.stop() == 0
-        assert open_claims(fleet) == [], beat.output[-3000:]
+        assert fleet.home.open_claims() == [], beat.output[-3000:]
         Path(f"{trigger}.hit").unlink()
         stopped += 1
     assert all(len(ids) == 1 for ids in fleet.count().values())
@@ -231,10 +251,12 @@ def stop_in_mid_burst(fleet: Beats, rounds: int, tmp_path: Path) -> int:
 FIFTY = {f"job-{n}": 1 for n in range(50)}
 
 
+@on("sqlite, files", "redis, redis")
 def test_a_stop_after_a_claim_leaves_nothing_to_the_lease(stage: Stage, tmp_path: Path) -> None:
     stop_in_mid_burst(stage.fleet(FIFTY), 3, tmp_path)
 
 
+@on("sqlite, files", "redis, redis", "redis, rabbitmq")
 @pytest.mark.long
 def test_fifty_stops_after_a_claim(stage: Stage, tmp_path: Path) -> None:
     stopped = stop_in_mid_burst(stage.fleet(FIFTY), 50, tmp_path)
@@ -259,10 +281,12 @@ def restart_all(fleet: Beats, every: float, rounds: int) -> int:
     return all_sent_once(fleet, start, end)
 
 
+@on("sqlite, files")
 def test_an_interval_longer_than_any_process_lives(stage: Stage) -> None:
     assert restart_all(stage.fleet({"a": 6}), 2, 5) >= 2
 
 
+@on("sqlite, files", "redis, redis", "redis, rabbitmq")
 @pytest.mark.long
 def test_restarts_every_20_s_for_5_minutes(stage: Stage) -> None:
     slots = restart_all(stage.fleet({"a": 60}), 18.5, 15)
@@ -270,6 +294,7 @@ def test_restarts_every_20_s_for_5_minutes(stage: Stage) -> None:
     assert slots >= 4
 
 
+@on("sqlite, files")
 @pytest.mark.parametrize(
     ("options", "count"), [({"catch_up": 0}, 0), ({}, 1), ({"coalesce": "all"}, 3)], ids=["none", "latest", "all"]
 )
@@ -290,6 +315,7 @@ def test_three_missed_slots_after_downtime(stage: Stage, options: dict[str, Any]
     assert all(len(ids) == 1 for ids in fleet.count().values())
 
 
+@on("sqlite, files", "redis, redis")
 def test_beats_embedded_in_workers(stage: Stage) -> None:
     """FC-02: -B in every replica; scaling up and down, gently and not."""
     fleet = stage.fleet({"a": 1, "b": 2}, **QUICK)
@@ -342,12 +368,14 @@ def test_a_beat_that_cannot_work_says_why_in_one_line(
         assert word in line
 
 
+@on("sqlite, files", "redis, redis", "redis, rabbitmq")
 def test_messages_carry_what_they_should(stage: Stage) -> None:
     fleet = stage.fleet({"a": {"schedule": 1, "options": {"priority": 5, "anarchon": {"timeout": "90s"}}}})
     fleet.beats("a")
     until(fleet.count, "a message")
-    message = json.loads(next(fleet.queue.glob("*.celery.msg")).read_text())
-    assert message["properties"]["priority"] == 5
-    assert message["headers"]["timelimit"] == [90, None]
-    assert message["headers"]["anarchon"]["ns"] == "anarchon_runs"
-    assert set(message["headers"]["anarchon"]) == {"v", "ns", "job", "slot", "attempt", "late", "beat"}
+    message = fleet.broker.messages()[0]
+    assert message.properties["priority"] == 5
+    assert message.headers["timelimit"] == [90, None]
+    run = message.run
+    assert run is not None and run["ns"] == fleet.home.namespace
+    assert set(run) == {"v", "ns", "job", "slot", "attempt", "late", "beat"}
