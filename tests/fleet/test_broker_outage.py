@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from servers import RedisServer
 from support.beats import Beats, until
 from support.sites import RedisBroker
+from support.stage import wall
 
 from celery_anarchon.model import Millis
 
@@ -18,10 +18,6 @@ pytestmark = pytest.mark.fleet
 
 EVERY = 10
 """Seconds between slots: longer than a beat waits between two looks for its broker, so that it is back in time."""
-
-
-def wall() -> Millis:
-    return time.time_ns() // 1_000_000
 
 
 def beats_on(broker: RedisServer, folder: Path, jobs: dict[str, Any], **settings: Any) -> Beats:

@@ -3,108 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.beats import ENOUGH, SCHEDULER, Beats, until
-from support.sites import Broker, FilesBroker, RabbitBroker, RedisBroker, RedisStore, SqliteStore, Store
+from support.stage import Stage, all_sent_once, count_window, on, sent_last, settle, wall
 
-from celery_anarchon.model import Millis, RunState
-from celery_anarchon.oracle import expected_interval
+from celery_anarchon.model import RunState
 from celery_anarchon.testing.fleet import ManagedProcess
-from celery_anarchon.verdict import Kind, Verdict, judge
+from celery_anarchon.verdict import Kind, Verdict
 
 pytestmark = pytest.mark.fleet
 
 QUICK = {"anarchon_lease": 2, "anarchon_heartbeat": 0.5}
 LEASE, HEARTBEAT = 2_000, 500
-
-
-def wall() -> Millis:
-    return time.time_ns() // 1_000_000
-
-
-def on(*in_ci: str) -> pytest.MarkDecorator:
-    """Run on each of SITES; on those that are not named here only with the long tests."""
-    sites = [pytest.param(site, marks=() if site in in_ci else pytest.mark.long) for site in SITES]
-    return pytest.mark.parametrize("stage", sites, indirect=True)
-
-
-class Stage:
-    """Makes fleets on one kind of store and broker, and ends them, whatever happens."""
-
-    def __init__(self, folder: Path, home: Callable[[Path], Store], broker: Callable[[Path], Broker]) -> None:
-        self.folder = folder
-        self.home = home
-        self.broker = broker
-        self.fleets: list[Beats] = []
-
-    def fleet(self, jobs: dict[str, Any], **settings: Any) -> Beats:
-        folder = self.folder / f"fleet-{len(self.fleets)}"
-        folder.mkdir()
-        fleet = Beats(folder, jobs, settings, self.home(folder), self.broker(folder))
-        self.fleets.append(fleet)
-        return fleet
-
-
-SITES = ["sqlite, files", "redis, redis", "redis, rabbitmq"]
-"""Store and broker. On the second both are one server."""
-
-
-@pytest.fixture
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    site = getattr(request, "param", SITES[0])
-    home: Callable[[Path], Store] = SqliteStore
-    broker: Callable[[Path], Broker] = FilesBroker
-    if site != SITES[0]:
-        server = request.getfixturevalue("redis")
-        home, broker = lambda _: RedisStore(server.url), lambda _: RedisBroker(server.url)
-    if site == SITES[2]:
-        node = request.getfixturevalue("rabbitmq")
-        broker = lambda _: RabbitBroker(node)  # noqa: E731
-    stage = Stage(tmp_path, home, broker)
-    yield stage
-    for fleet in stage.fleets:
-        fleet.fleet.close()
-
-
-def settle(fleet: Beats, end: Millis) -> None:
-    """Wait until every job was sent once more after *end* and nothing is held any more."""
-
-    def all_beyond() -> bool:
-        sent = fleet.count()
-        return all(any(job == name and slot > end for job, slot in sent) for name in fleet.jobs)
-
-    until(all_beyond, "a slot of every job after the window")
-    until(lambda: not [claim for claim in fleet.home.open_claims() if claim[1] <= end], "no claim left of the window")
-
-
-def count_window(fleet: Beats, start: Millis, end: Millis) -> Verdict:
-    """What was sent against the slots in (start, end] of the oracle, which is not the product's own slot code."""
-    owed = [
-        (job, slot)
-        for job, every in fleet.jobs.items()
-        for slot in expected_interval(round(every * 1000), 0, start, end)
-    ]
-    return judge(owed, fleet.events(), window=(start, end))
-
-
-def all_sent_once(fleet: Beats, start: Millis, end: Millis) -> int:
-    """Exactly one message for each slot of the window, and none twice anywhere; how many slots that were."""
-    verdict = count_window(fleet, start, end)
-    assert verdict.kind is Kind.VALID, verdict
-    return verdict.expected
-
-
-def sent_last(fleet: Beats, among: list[ManagedProcess]) -> ManagedProcess:
-    by_pid = {str(process.pid): process for process in among}
-    for event in sorted(fleet.events(), key=lambda event: -event.slot):
-        process = by_pid.get(event.beat.rpartition(":")[2])
-        if process is not None:
-            return process
-    raise AssertionError("none of these beats has sent anything")
 
 
 def survive(fleet: Beats, seconds: float) -> tuple[int, int]:
@@ -150,6 +63,40 @@ def test_a_kill_and_a_rolling_restart_in_two_minutes(stage: Stage, record_proper
     record_property("slots", slots)
     print(f"\n{slots} slots, sent by {beats} beats")
     assert slots > 900
+
+
+def kill_the_last_sender(fleet: Beats, rounds: int) -> float:
+    """Kill whoever has just sent, again and again; how late the latest message was, in slots."""
+    beats = fleet.beats("a", "b", "c")
+    start = wall()
+    for number in range(rounds):
+        since = wall()
+        until(lambda since=since: any(slot > since for _, slot in fleet.count()), "a message")
+        # Not between its publish and its confirm: that is another question.
+        until(lambda: not fleet.home.open_claims(), "it to be confirmed")
+        killed = sent_last(fleet, beats)
+        killed.kill()
+        beats.remove(killed)
+        beats.append(fleet.beat(f"next-{number}"))
+    end = wall()
+    settle(fleet, end)
+    all_sent_once(fleet, start, end)
+    (every,) = fleet.jobs.values()
+    late = [message.run["late"] for message in fleet.broker.messages() if message.run]
+    return max(late) / every
+
+
+@on("redis, redis")
+def test_a_killed_sender_leaves_no_gap(stage: Stage) -> None:
+    assert kill_the_last_sender(stage.fleet({"a": 2}), 3) < 1
+
+
+@pytest.mark.long
+@on("sqlite, files", "redis, redis", "redis, rabbitmq")
+def test_twenty_killed_senders_leave_no_gap(stage: Stage) -> None:
+    gap = kill_the_last_sender(stage.fleet({"a": 2}), 20)
+    print(f"\n20 kills of the last sender; the latest message came {gap:.3f} slots late")
+    assert gap < 1
 
 
 def pause_rounds(fleet: Beats, rounds: int, point: str, tmp_path: Path) -> Verdict:
@@ -315,7 +262,7 @@ def test_three_missed_slots_after_downtime(stage: Stage, options: dict[str, Any]
     assert all(len(ids) == 1 for ids in fleet.count().values())
 
 
-@on("sqlite, files", "redis, redis")
+@on("sqlite, files")
 def test_beats_embedded_in_workers(stage: Stage) -> None:
     """FC-02: -B in every replica; scaling up and down, gently and not."""
     fleet = stage.fleet({"a": 1, "b": 2}, **QUICK)
