@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from celery_anarchon import events
 from celery_anarchon.agenda import Watched
 from celery_anarchon.backends.base import Beat, ClaimBackend, Keep, LeaseBackend, Registration, Sighting
-from celery_anarchon.clock import Clock
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
 from celery_anarchon.options import Settings
-from celery_anarchon.pulse import STEP
+from celery_anarchon.skew import FleetClock
 from celery_anarchon.zonedata import as_text, disagreements, fingerprints, zones_of
 
 CLAIM_ONLY_REACH: Millis = 60_000
@@ -34,7 +33,7 @@ class Roster:
         self,
         backend: ClaimBackend,
         settings: Settings,
-        clock: Clock,
+        clock: FleetClock,
         fanout: events.Fanout,
         *,
         owner: str,
@@ -53,8 +52,7 @@ class Roster:
         self._zones = ""
         self._zones_for: tuple[frozenset[str], Millis] | None = None
         self._named: dict[str, list[str]] = {}
-        self._skew: Millis = 0
-        self._reported_skew: Millis = 0
+        self._compared = False
         self._touched: dict[str, Watched] = {}
         self._presence_at = clock.monotonic()
         self.others_live = True
@@ -84,29 +82,45 @@ class Roster:
         """Show presence at the next chance, whenever the next heartbeat would be."""
         self._presence_at = self._clock.monotonic()
 
-    def show_presence(self) -> None:
-        """Once a heartbeat: say that this beat lives, look who else does, and compare clocks."""
+    def doubt_clock(self) -> None:
+        """This host's clock was set: compare it before anything follows from it."""
+        self._compared = False
+        self.show_again()
+
+    @property
+    def in_doubt(self) -> bool:
+        """This host's clock has to be compared first."""
+        return self._backend is not None and not self._compared
+
+    def show_presence(self) -> bool:
+        """Once a heartbeat: say that this beat lives, look who else does, and compare clocks. True: slots are judged by
+        another clock from now on, or by nobody here."""
         if self._backend is None or self._clock.monotonic() < self._presence_at:
-            return
-        before = self._clock.wall()
-        seen = self._backend.beat_seen(
-            Beat(
-                owner=self._owner,
-                label=self._label,
-                version=self._version,
-                skew=self._skew,
-                schedule=self._schedule,
-                zones=self._zone_data(before),
-            )
+            return False
+        if not self._compared:
+            # Before anybody is told of it: what the others read as right keeps them from sending.
+            self._clock.compare(self._backend.now)
+        me = Beat(
+            owner=self._owner,
+            label=self._label,
+            version=self._version,
+            skew=self._clock.skew,
+            schedule=self._schedule,
+            zones=self._zone_data(self._clock.wall()),
         )
-        self._skew = (before + self._clock.wall()) // 2 - seen
-        if abs(self._skew) > STEP and abs(self._skew - self._reported_skew) > STEP:
-            self._reported_skew = self._skew
-            self._fanout.emit(events.SkewSeen(skew=self._skew))
-        living = self._backend.beats(within=3 * self._settings.heartbeat)
-        self.others_live = any(beat.owner != self._owner for beat in living)
+        backend = self._backend
+        self._clock.compare(lambda: backend.beat_seen(me))
+        living = backend.beats(within=3 * self._settings.heartbeat)
+        others = [beat for beat in living if beat.owner != self._owner]
+        self.others_live = bool(others)
         self._compare_zones(living)
         self._presence_at = self._clock.monotonic() + self._settings.heartbeat / 1000
+        self._compared = True
+        if self._clock.decide((beat.skew, beat.seen) for beat in others):
+            # What this beat tells of its clock is old now.
+            self.show_again()
+            return True
+        return False
 
     def _zone_data(self, now: Millis) -> str:
         """What this beat's zone data says: worked out once a day, and when other zones come into use."""
