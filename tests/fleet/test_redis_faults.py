@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,12 @@ def state_lines(beat: ManagedProcess) -> list[str]:
 
 @dataclass
 class Outage:
-    """A store of the test's own, and beats that it goes away from."""
+    """A store of the test's own, beats that it goes away from, and when it did."""
 
     server: RedisServer
     fleet: Beats
     beats: list[ManagedProcess]
+    spans: list[tuple[Millis, Millis]] = field(default_factory=list)
 
     def endure(self, go: Callable[[], None], come: Callable[[], None], seconds: float) -> None:
         """Let the store be away for that long once all beats have noticed."""
@@ -68,21 +69,23 @@ class Outage:
             until(lambda beat=beat: len(state_lines(beat)) > lines + 1, f"{beat.name} to notice that it is back", 90)
         back = wall()
         settle(self.fleet, back + 1)
-        self.judge(gone, back)
+        self.spans.append((gone, back))
+        self.judge()
 
     @property
     def readable(self) -> bool:
         """The broker is another server."""
         return not isinstance(self.fleet.broker, RedisBroker)
 
-    def judge(self, gone: Millis, back: Millis) -> None:
-        """The normal rules: nothing twice, the latest missed slot sent, no hole but in the outage."""
+    def judge(self) -> None:
+        """The normal rules: nothing twice, the latest missed slot sent, no hole but in the outages."""
         sent = self.fleet.count()
+        gone, back = self.spans[-1]
         assert all(len(ids) == 1 for ids in sent.values()), sent
         for job in self.fleet.jobs:
             slots = sorted(slot for name, slot in sent if name == job)
             holes = set(range(slots[0], slots[-1], SLOT)) - set(slots)
-            assert all(gone < hole < back for hole in holes)
+            assert all(any(first < hole < last for first, last in self.spans) for hole in holes)
             with_latest = [slot for slot in slots if gone - SLOT < slot <= back]
             assert with_latest and max(with_latest) > back - SLOT - 1, "the latest missed slot was not sent"
             if holes:
