@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from celery_anarchon import wire
 from celery_anarchon.backends.base import ClaimBackend
-from celery_anarchon.backends.redis.address import read_address, split_url
+from celery_anarchon.backends.redis.address import celery_address, read_address, split_url
 from celery_anarchon.backends.redis.connect import CALL_TIMEOUT, Source, Unusable, Wait, handed_source, own_source
 from celery_anarchon.backends.redis.scripts import Call, script
 from celery_anarchon.durations import parse_duration
@@ -125,6 +125,12 @@ class RedisStore(ClaimBackend):
         known = {"strategy": str, "prefix": str, "wait_replicas": int, "wait_timeout": str}
         address, given = split_url(url, known, options)
         return cls(**{cls.product: address, **given})
+
+    @classmethod
+    def from_celery(cls, url: str, transport_options: Mapping[str, Any], use_ssl: Any) -> Any:
+        """The store on an app's own broker or result backend."""
+        options: dict[str, Any] = {cls.product: celery_address(url, transport_options, use_ssl)}
+        return cls(**options)
 
     def _check_strategy(self, strategy: Any) -> None:
         name = strategy.get("name") if isinstance(strategy, Mapping) else strategy
