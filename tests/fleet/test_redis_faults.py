@@ -42,6 +42,10 @@ def state_lines(beat: ManagedProcess) -> list[str]:
     return [line for line in beat.lines() if "the store is" in line]
 
 
+def broker_lines(beat: ManagedProcess) -> list[str]:
+    return [line for line in beat.lines() if "the broker is" in line]
+
+
 @dataclass
 class Outage:
     """A store of the test's own, beats that it goes away from, and when it did."""
@@ -67,6 +71,8 @@ class Outage:
         come()
         for beat in self.beats:
             until(lambda beat=beat: len(state_lines(beat)) > lines + 1, f"{beat.name} to notice that it is back", 90)
+            # Where the broker went with it, it has to be back as well.
+            until(lambda beat=beat: len(broker_lines(beat)) % 2 == 0, f"{beat.name} to have its broker back", 90)
         back = wall()
         settle(self.fleet, back + 1)
         self.spans.append((gone, back))
