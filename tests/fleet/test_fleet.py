@@ -154,7 +154,7 @@ def test_a_pause_between_publish_and_confirm_may_double_but_never_under_another_
     assert len(verdict.same_id_twice) <= 2
 
 
-@on("sqlite, files", "redis, redis", "redis, rabbitmq")
+@on("sqlite, files", "redis, redis")
 def test_a_beat_killed_between_claim_and_publish_is_replaced(stage: Stage, tmp_path: Path) -> None:
     fleet = stage.fleet({"a": 2, "b": 2, "c": 2}, **QUICK)
     trigger = tmp_path / "die"
@@ -198,7 +198,7 @@ def stop_in_mid_burst(fleet: Beats, rounds: int, tmp_path: Path) -> int:
 FIFTY = {f"job-{n}": 1 for n in range(50)}
 
 
-@on("sqlite, files", "redis, redis")
+@on("sqlite, files")
 def test_a_stop_after_a_claim_leaves_nothing_to_the_lease(stage: Stage, tmp_path: Path) -> None:
     stop_in_mid_burst(stage.fleet(FIFTY), 3, tmp_path)
 

@@ -14,15 +14,17 @@ from support.stage import all_sent_once, settle, wall
 pytestmark = pytest.mark.fleet
 
 
-def service(server: RedisServer, folder: Path, name: str, **settings: Any) -> Beats:
-    """A service of that name, its broker on the server; without more words its store as well."""
+def service(server: RedisServer, folder: Path, name: str, namespace: str = "", **settings: Any) -> Beats:
+    """A service of that name, its broker on the server, its store in that namespace there."""
     folder.mkdir()
-    told = {"anarchon_backend": None, "anarchon_app_name": name, **settings}
-    return Beats(folder, {"report": 1}, told, RedisStore(server.url), RedisBroker(server.url))
+    told = {"anarchon_app_name": name, **settings}
+    return Beats(
+        folder, {"report": 1}, told, RedisStore(server.url, namespace=namespace or "cron:"), RedisBroker(server.url)
+    )
 
 
 def test_with_defaults_the_second_is_refused_with_words(own_redis: RedisServer, tmp_path: Path) -> None:
-    first, second = (service(own_redis, tmp_path / name, name) for name in ("billing", "shop"))
+    first, second = (service(own_redis, tmp_path / name, name, anarchon_backend=None) for name in ("billing", "shop"))
     with first.fleet, second.fleet:
         beat = first.beat("one")
         assert "store: redis redis://127.0.0.1:" in beat.output
@@ -35,17 +37,13 @@ def test_with_defaults_the_second_is_refused_with_words(own_redis: RedisServer, 
         assert "Traceback" not in refused.output
         until(lambda: len(first.count()) > 2, "messages of the first")
         end = wall()
-        first.home.open_claims = list  # type: ignore[method-assign]  # its namespace is the default one
         settle(first, end)
         all_sent_once(first, start, end)
         assert second.count() == {}
 
 
 def test_with_prefixes_they_never_meet(own_redis: RedisServer, tmp_path: Path) -> None:
-    fleets = [
-        service(own_redis, tmp_path / name, name, anarchon_backend={"url": own_redis.url, "prefix": prefix})
-        for name, prefix in (("billing", "billing:cron:"), ("shop", "shop:cron:"))
-    ]
+    fleets = [service(own_redis, tmp_path / name, name, f"{name}:cron:") for name in ("billing", "shop")]
     with fleets[0].fleet, fleets[1].fleet:
         started = [fleet.start(name) for fleet in fleets for name in ("one", "two")]
         for beat in started:
@@ -55,7 +53,6 @@ def test_with_prefixes_they_never_meet(own_redis: RedisServer, tmp_path: Path) -
         end = wall()
         ids = []
         for fleet in fleets:
-            fleet.home.open_claims = list  # type: ignore[method-assign]
             settle(fleet, end)
             assert all_sent_once(fleet, start, end) > 0
             ids.append({event.task_id for event in fleet.events()})

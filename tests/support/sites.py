@@ -57,11 +57,14 @@ class SqliteStore(Store):
 
 
 class RedisStore(Store):
-    """*server*: what redis-py connects to; *url*: what the beats are told, where that is another way to it."""
+    """*server*: what redis-py connects to; *url*: what the beats are told, where that is another way to it.
 
-    def __init__(self, server: str, url: str = "") -> None:
+    *namespace*: one of its own, unless named.
+    """
+
+    def __init__(self, server: str, url: str = "", namespace: str = "") -> None:
         self._server = server
-        self.namespace = f"t{uuid.uuid4().hex[:12]}:"
+        self.namespace = namespace or f"t{uuid.uuid4().hex[:12]}:"
         self.url = f"{url or server}?prefix={self.namespace}"
 
     def reader(self) -> ClaimBackend:
