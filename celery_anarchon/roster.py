@@ -106,7 +106,7 @@ class Roster:
             version=self._version,
             skew=self._clock.skew,
             schedule=self._schedule,
-            zones=self._zone_data(self._clock.wall()),
+            zones=self._zone_data(self._clock.store_time()),
         )
         backend = self._backend
         self._clock.compare(lambda: backend.beat_seen(me))

@@ -58,6 +58,10 @@ class FleetClock:
     def monotonic(self) -> float:
         return self._host.monotonic()
 
+    def store_time(self) -> Millis:
+        """What the store's clock says now, as far as it was compared."""
+        return self._host.wall() - self.skew
+
     def compare(self, ask: Callable[[], Millis]) -> None:
         """Measure the skew; *ask* tells the store's time."""
         begun = self._host.monotonic()
