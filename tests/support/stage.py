@@ -48,6 +48,12 @@ class Stage:
         return fleet
 
 
+def quiet(fleet: Beats) -> None:
+    """Wait for a moment in which nothing is claimed and no slot is near: whoever is killed then was not between publish
+    and confirm, where a second message with the same id is the stated limit."""
+    until(lambda: 300 < wall() % 1_000 < 700 and not fleet.home.open_claims(), "a quiet moment")
+
+
 def settle(fleet: Beats, end: Millis) -> None:
     """Wait until every job was sent once more after *end* and nothing is held any more."""
 
