@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import struct
 import subprocess
 import sys
@@ -20,7 +22,9 @@ def _library() -> Path:
     compiler = on_path("cc") or on_path("gcc") or on_path("clang")
     if compiler is None:
         missing("no C compiler on PATH, so no clock can be shifted")
-    built = Path(tempfile.mkdtemp(prefix="clock-shift-")) / "clock_shift.so"
+    folder = Path(tempfile.mkdtemp(prefix="clock-shift-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    built = folder / "clock_shift.so"
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(built), str(SOURCE), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
