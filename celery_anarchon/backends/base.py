@@ -18,7 +18,7 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from celery_anarchon.model import Answer, Millis, Run, RunState, Traits
+from celery_anarchon.model import Answer, Millis, Overlap, Run, RunState, Traits
 
 __all__ = [
     "BEATS_KEPT",
@@ -39,6 +39,7 @@ __all__ = [
     "Registration",
     "Sighting",
     "Takeover",
+    "Terms",
     "Traits",
 ]
 
@@ -67,6 +68,21 @@ class ClaimRequest:
     """A label for people."""
     lease: Millis
     """How long the claim is held unless confirmed; a claim-only store ignores it."""
+    terms: Terms | None = None
+    """What the store must keep for the run's worker; None: the run is not followed. Only for stores that can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a job asks of each of its runs, kept with the run: a worker needs no schedule."""
+
+    lease: Millis
+    """How long a worker holds the run between two heartbeats."""
+    queue_timeout: Millis
+    """How long its message may wait for a worker, and a retry for its turn."""
+    max_attempts: int | None = None
+    """Bodies started at most; None: the task's own acknowledgement decides, as in stock Celery."""
+    overlap: Overlap = Overlap.ALLOW
 
 
 @dataclass(frozen=True)
@@ -93,6 +109,8 @@ class Confirmation(Hold):
 
     late: Millis
     """Publish time minus slot."""
+    delay: Millis = 0
+    """How long from now until the message's ETA: its queue limit counts from there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,13 +152,19 @@ class Registration:
 
 @dataclass(frozen=True, kw_only=True)
 class LapsedClaim:
-    """A claim whose lease is over and whose message was, as far as the store knows, not published."""
+    """A claim whose lease is over and whose message was, as far as the store knows, not published; or, in a store that
+    follows runs, a run that its worker or its queue let go (see :mod:`celery_anarchon.backends.runs`)."""
 
     job: str
     slot: Millis
     attempt: int
     abandoned: bool
     """Its holder gave it up for lack of a broker. False: the holder died or was paused."""
+    state: RunState = RunState.CLAIMED
+    """Or RUNNING, QUEUED, RETRYING."""
+    max_attempts: int | None = None
+    reason: str | None = None
+    """Why a run was let go, where its worker said so."""
 
 
 @dataclass(frozen=True, kw_only=True)
