@@ -17,6 +17,7 @@ _HOMES = {
     "cron": "celery_anarchon.schedules",
     "at": "celery_anarchon.schedules",
     "run_id": "celery_anarchon.app",
+    "current_run": "celery_anarchon.current",
     "Run": "celery_anarchon.model",
     "RunState": "celery_anarchon.model",
     "RedisBackend": "celery_anarchon.backends.redis",
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from celery_anarchon.backends.redis import RedisBackend as RedisBackend
     from celery_anarchon.backends.redis import ValkeyBackend as ValkeyBackend
     from celery_anarchon.backends.sqlite import SqliteBackend as SqliteBackend
+    from celery_anarchon.current import current_run as current_run
     from celery_anarchon.model import Run as Run
     from celery_anarchon.model import RunState as RunState
     from celery_anarchon.scheduler import Scheduler as Scheduler
