@@ -1,7 +1,7 @@
-"""The five tables of a namespace on a SQL store, and every statement over them, built once.
+"""The six tables of a namespace on a SQL store, and the statements of beats over them, built once.
 
 Belongs here: SQLAlchemy Core. Does not belong here: the order in which a transaction uses the statements
-(:mod:`.sql`), and what a dialect does in its own way.
+(:mod:`.sql`), the statements of workers (:mod:`.sqlrunstatements`), and what a dialect does in its own way.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    case,
     delete,
     func,
     literal,
+    literal_column,
     null,
     or_,
     select,
@@ -34,11 +36,15 @@ from sqlalchemy.types import TypeEngine
 from celery_anarchon.backends.base import GIVEN_UP, NEVER_A_RUN
 from celery_anarchon.model import UNSETTLED, Millis, RunState
 
-_NO_MESSAGE = sorted(str(state) for state in GIVEN_UP | NEVER_A_RUN)
+_NO_MESSAGE = sorted(str(state) for state in GIVEN_UP | NEVER_A_RUN | {RunState.WAITING})
 _CLAIMED = str(RunState.CLAIMED)
 _DISPATCHED = str(RunState.DISPATCHED)
+_QUEUED = str(RunState.QUEUED)
+_RUNNING = str(RunState.RUNNING)
 LOWEST: Millis = -(2**63)
 """Below every slot."""
+TERMS = ("run_lease", "queue_timeout", "max_attempts", "overlap")
+"""The columns of what a job asks of its runs."""
 
 
 class Dialect(Protocol):
@@ -54,7 +60,7 @@ class Dialect(Protocol):
 
 
 class Tables:
-    """The five tables of a namespace. Every instant and duration is a BIGINT of milliseconds."""
+    """The six tables of a namespace. Every instant and duration is a BIGINT of milliseconds."""
 
     def __init__(self, name: str, schema: str | None) -> None:
         self.metadata = MetaData(schema=schema)
@@ -64,20 +70,43 @@ class Tables:
             Column("job", Text, primary_key=True),
             Column("slot", BigInteger, primary_key=True, autoincrement=False),
             Column("state", String(16), nullable=False),
-            Column("owner", Text),  # who holds it, or who ended it; null: abandoned, or never a run
+            Column("owner", Text),  # the beat that holds it, or ended it; null: abandoned, or never a run
             Column("attempt", Integer, nullable=False),
+            # Of every unsettled run but a waiting one, and of no other; in a queue: when it is given up.
             Column("lease_until", BigInteger),
+            Column("patience", BigInteger, nullable=False, server_default="0"),  # sweepers wait so long after the lease
             Column("claimed_at", BigInteger),
             Column("sent_at", BigInteger),
             Column("ended_at", BigInteger),
             Column("late", BigInteger),
             Column("beat", Text),
             Column("reason", Text),
+            # The rest is of runs that are followed on their workers; run_lease is null: it is not.
+            Column("run_lease", BigInteger),
+            Column("queue_timeout", BigInteger),
+            Column("max_attempts", Integer),
+            Column("overlap", String(16)),
+            Column("retries", Integer, nullable=False, server_default="0"),
+            Column("token", Text),  # the delivery that holds it on a worker, or ended it there
+            Column("worker", Text),
+            Column("started_at", BigInteger),
+            Column("blocked_by", BigInteger),  # the slot whose run this one would have overlapped
+            Column("refused", Integer, nullable=False, server_default="0"),
+            Column("refusal", String(16)),  # why the gate refused it last
             sqlite_with_rowid=False,
         )
-        held = self.runs.c.lease_until.is_not(None)
-        # Only held claims are in it, so that a look for lapsed ones costs the same however long the past is.
-        Index(f"{name}_lease", self.runs.c.lease_until, sqlite_where=held, postgresql_where=held)
+        # What is settled is in none of these, so that a look costs the same however long the past is.
+        self.held = self.runs.c.lease_until.is_not(None)
+        self.sweep_at = self.runs.c.lease_until + self.runs.c.patience
+        # Literal: a parameter would keep the planners from the index.
+        self.waits = self.runs.c.state == literal_column(f"'{RunState.WAITING}'")
+        self.alive = or_(self.held, self.waits)
+        for suffix, where, columns in (
+            ("_lease", self.held, [self.sweep_at]),
+            ("_alive", self.alive, [self.runs.c.job, self.runs.c.slot]),
+            ("_waits", self.waits, [self.runs.c.slot, self.runs.c.job]),
+        ):
+            Index(name + suffix, *columns, sqlite_where=where, postgresql_where=where)
         self.jobs = Table(
             name + "_jobs",
             self.metadata,
@@ -103,6 +132,15 @@ class Tables:
             Column("skew", BigInteger, nullable=False),
             Column("schedule", Text, nullable=False),
             Column("zones", Text, nullable=False),
+            Column("seen", BigInteger, nullable=False),
+        )
+        self.workers = Table(
+            name + "_workers",
+            self.metadata,
+            Column("owner", Text, primary_key=True),
+            Column("label", Text, nullable=False),
+            Column("version", Text, nullable=False),
+            Column("queues", Text, nullable=False),  # a JSON array
             Column("seen", BigInteger, nullable=False),
         )
         self.meta = Table(
@@ -150,11 +188,17 @@ class Statements:
             return held, and_(same(held, "owner", "attempt"), claimed)
 
         key = (runs.c.job, runs.c.slot, runs.c.owner, runs.c.attempt, runs.c.state)
-        sent, holds = of_holder(("late", BigInteger()))
+        sent, holds = of_holder(("late", BigInteger()), ("delay", BigInteger()))
         self.confirm = (
             update(runs)
             .where(holds)
-            .values(state=_DISPATCHED, lease_until=null(), sent_at=now, late=sent.c.late)
+            .values(
+                state=case((runs.c.run_lease.is_(None), _DISPATCHED), else_=_QUEUED),
+                # Null where the run is not followed.
+                lease_until=now + sent.c.delay + runs.c.queue_timeout,
+                sent_at=now,
+                late=sent.c.late,
+            )
             .returning(*key)
         )
         _, holds = of_holder()
@@ -167,17 +211,71 @@ class Statements:
             .returning(*key)
         )
         wish = given(job=Text(), slot=BigInteger(), attempt=Integer(), owner=Text(), beat=Text(), lease=BigInteger())
+        # A run that was started goes on as its next attempt; a claim keeps its own.
+        started = and_(runs.c.state == _RUNNING, runs.c.attempt < runs.c.max_attempts)
+        lapsed = and_(runs.c.lease_until <= now, runs.c.attempt == wish.c.attempt)
+        just_taken = and_(
+            runs.c.owner == wish.c.owner,
+            or_(runs.c.attempt == wish.c.attempt, runs.c.attempt == wish.c.attempt + 1),
+        )
         self.takeover = (
             update(runs)
-            .where(same(wish, "attempt"), claimed, or_(runs.c.lease_until <= now, runs.c.owner == wish.c.owner))
-            .values(owner=wish.c.owner, beat=wish.c.beat, lease_until=now + wish.c.lease)
+            .where(same(wish), or_(and_(lapsed, or_(started, claimed)), and_(claimed, just_taken)))
+            .values(
+                state=_CLAIMED,
+                owner=wish.c.owner,
+                beat=wish.c.beat,
+                token=null(),
+                lease_until=now + wish.c.lease,
+                patience=0,
+                attempt=case((started, runs.c.attempt + 1), else_=runs.c.attempt),
+                retries=case((started, 0), else_=runs.c.retries),
+                reason=case((started, null()), else_=runs.c.reason),
+            )
             .returning(*key)
         )
         self.lapsed = (
-            select(runs.c.job, runs.c.slot, runs.c.attempt, runs.c.owner)
-            .where(runs.c.lease_until <= now, claimed)
-            .order_by(runs.c.lease_until, runs.c.job, runs.c.slot)
+            select(
+                *(runs.c[name] for name in ("job", "slot", "attempt", "owner", "state", "max_attempts", "reason")),
+            )
+            .where(tables.sweep_at <= now, tables.held)
+            .order_by(tables.sweep_at, runs.c.job, runs.c.slot)
             .limit(bindparam("the_limit", type_=Integer))
+        )
+
+        self.living_of = (
+            select(runs.c.job, runs.c.slot, runs.c.state)
+            .where(runs.c.job.in_(the_jobs), tables.alive)
+            .order_by(runs.c.job, runs.c.slot)
+        )
+        waiting = given(job=Text(), slot=BigInteger())
+        self.supersede = (
+            update(runs)
+            .where(same(waiting), tables.waits)
+            .values(state=str(RunState.SUPERSEDED), ended_at=now, reason="newer-slot")
+            .returning(*key)
+        )
+        handed = given(
+            job=Text(),
+            slot=BigInteger(),
+            owner=Text(),
+            beat=Text(),
+            lease=BigInteger(),
+            run_lease=BigInteger(),
+            queue_timeout=BigInteger(),
+            max_attempts=Integer(),
+            overlap=Text(),
+        )
+        self.hand_out = (
+            update(runs)
+            .where(same(handed), tables.waits)
+            .values(
+                state=_CLAIMED,
+                claimed_at=now,
+                lease_until=now + handed.c.lease,
+                **{name: handed.c[name] for name in ("owner", "beat", *TERMS)},
+            )
+            .returning(*key)
         )
 
         newest_first = select(runs).where(runs.c.job == the_job).order_by(runs.c.slot.desc())
