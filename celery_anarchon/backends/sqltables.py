@@ -18,7 +18,6 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    Text,
     and_,
     bindparam,
     delete,
@@ -27,6 +26,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    true,
     update,
 )
 from sqlalchemy.types import TypeEngine
@@ -45,6 +45,7 @@ class Dialect(Protocol):
     """What the statements need of a dialect; see :class:`.sql.SqlBackend`."""
 
     tables: Tables
+    _text: TypeEngine[str]
 
     def _clock(self) -> ColumnElement[int]: ...
 
@@ -56,23 +57,23 @@ class Dialect(Protocol):
 class Tables:
     """The five tables of a namespace. Every instant and duration is a BIGINT of milliseconds."""
 
-    def __init__(self, name: str, schema: str | None) -> None:
+    def __init__(self, name: str, schema: str | None, text: TypeEngine[str]) -> None:
         self.metadata = MetaData(schema=schema)
         self.runs = Table(
             name,
             self.metadata,
-            Column("job", Text, primary_key=True),
+            Column("job", text, primary_key=True),
             Column("slot", BigInteger, primary_key=True, autoincrement=False),
             Column("state", String(16), nullable=False),
-            Column("owner", Text),  # who holds it, or who ended it; null: abandoned, or never a run
+            Column("owner", text),  # who holds it, or who ended it; null: abandoned, or never a run
             Column("attempt", Integer, nullable=False),
             Column("lease_until", BigInteger),
             Column("claimed_at", BigInteger),
             Column("sent_at", BigInteger),
             Column("ended_at", BigInteger),
             Column("late", BigInteger),
-            Column("beat", Text),
-            Column("reason", Text),
+            Column("beat", text),
+            Column("reason", text),
             sqlite_with_rowid=False,
         )
         held = self.runs.c.lease_until.is_not(None)
@@ -81,15 +82,15 @@ class Tables:
         self.jobs = Table(
             name + "_jobs",
             self.metadata,
-            Column("job", Text, primary_key=True),
+            Column("job", text, primary_key=True),
             Column("floor", BigInteger),
             sqlite_with_rowid=False,
         )
         self.sights = Table(
             name + "_sights",
             self.metadata,
-            Column("job", Text, primary_key=True),
-            Column("fingerprint", Text, primary_key=True),
+            Column("job", text, primary_key=True),
+            Column("fingerprint", text, primary_key=True),
             Column("since", BigInteger, nullable=False),
             Column("turn", BigInteger, nullable=False),  # the highest of a job was sighted last
             sqlite_with_rowid=False,
@@ -97,19 +98,19 @@ class Tables:
         self.beats = Table(
             name + "_beats",
             self.metadata,
-            Column("owner", Text, primary_key=True),
-            Column("label", Text, nullable=False),
-            Column("version", Text, nullable=False),
+            Column("owner", text, primary_key=True),
+            Column("label", text, nullable=False),
+            Column("version", text, nullable=False),
             Column("skew", BigInteger, nullable=False),
-            Column("schedule", Text, nullable=False),
-            Column("zones", Text, nullable=False),
+            Column("schedule", text, nullable=False),
+            Column("zones", text, nullable=False),
             Column("seen", BigInteger, nullable=False),
         )
         self.meta = Table(
             name + "_meta",
             self.metadata,
-            Column("key", Text, primary_key=True),
-            Column("value", Text, nullable=False),
+            Column("key", text, primary_key=True),
+            Column("value", text, nullable=False),
         )
 
 
@@ -117,11 +118,11 @@ class Statements:
     """Every statement, built once: SQLAlchemy then compiles each once, and the driver prepares each once."""
 
     def __init__(self, dialect: Dialect) -> None:
-        tables, insert, given = dialect.tables, dialect._insert, dialect._given
+        tables, insert, given, text = dialect.tables, dialect._insert, dialect._given, dialect._text
         runs, jobs, sights, beats = tables.runs, tables.jobs, tables.sights, tables.beats
         now: ColumnElement[int] = bindparam("now", type_=BigInteger)
-        the_job: ColumnElement[str] = bindparam("the_job", type_=Text)
-        the_jobs = bindparam("the_jobs", expanding=True, type_=Text)
+        the_job: ColumnElement[str] = bindparam("the_job", type_=text)
+        the_jobs = bindparam("the_jobs", expanding=True, type_=text)
         claimed = runs.c.state == _CLAIMED
 
         def same(asked: CTE, *names: str) -> ColumnElement[bool]:
@@ -132,12 +133,35 @@ class Statements:
         self.ping = self.now.select_from(tables.meta).limit(1)
         self.floors = select(jobs.c.job, jobs.c.floor).where(jobs.c.job.in_(the_jobs), jobs.c.floor.is_not(None))
 
-        new_run = insert(runs).on_conflict_do_nothing()
-        self.record = new_run
-        self.claim = new_run.returning(runs.c.job, runs.c.slot, runs.c.owner)
-        keys = given(job=Text(), slot=BigInteger())
+        def new(table: Table, rows: CTE, **columns: Any) -> Any:
+            # SQLite takes ON CONFLICT after a SELECT for a join's ON unless there is a WHERE.
+            source = select(*columns.values()).select_from(rows).where(true())
+            return insert(table).from_select(list(columns), source).on_conflict_do_nothing()
+
+        new_claims = given(job=text, slot=BigInteger(), owner=text, lease=BigInteger(), beat=text)
+        self.claim = new(
+            runs,
+            new_claims,
+            job=new_claims.c.job,
+            slot=new_claims.c.slot,
+            state=literal(_CLAIMED, String(16)),
+            owner=new_claims.c.owner,
+            attempt=literal(1, Integer),
+            lease_until=now + new_claims.c.lease,
+            claimed_at=now,
+            beat=new_claims.c.beat,
+        ).returning(runs.c.job, runs.c.slot, runs.c.owner)
+        outcomes = given(job=text, slot=BigInteger(), state=text, beat=text, reason=text)
+        self.record = new(
+            runs,
+            outcomes,
+            **{name: outcomes.c[name] for name in ("job", "slot", "state", "beat", "reason")},
+            attempt=literal(1, Integer),
+            ended_at=now,
+        )
+        keys = given(job=text, slot=BigInteger())
         self.read = select(runs.c.job, runs.c.slot, runs.c.state, runs.c.owner, runs.c.attempt).where(same(keys))
-        asked = given(job=Text(), slot=BigInteger(), owner=Text(), lease=BigInteger())
+        asked = given(job=text, slot=BigInteger(), owner=text, lease=BigInteger())
         self.renew = (
             update(runs)
             .where(same(asked, "owner"), claimed)
@@ -146,7 +170,7 @@ class Statements:
         )
 
         def of_holder(*columns: tuple[str, TypeEngine[Any]]) -> tuple[CTE, ColumnElement[bool]]:
-            held = given(job=Text(), slot=BigInteger(), owner=Text(), attempt=Integer(), **dict(columns))
+            held = given(job=text, slot=BigInteger(), owner=text, attempt=Integer(), **dict(columns))
             return held, and_(same(held, "owner", "attempt"), claimed)
 
         key = (runs.c.job, runs.c.slot, runs.c.owner, runs.c.attempt, runs.c.state)
@@ -159,14 +183,14 @@ class Statements:
         )
         _, holds = of_holder()
         self.abandon = update(runs).where(holds).values(owner=null(), lease_until=now).returning(*key)
-        ending, holds = of_holder(("ending", Text()), ("why", Text()))
+        ending, holds = of_holder(("ending", text), ("why", text))
         self.give_up = (
             update(runs)
             .where(holds)
             .values(state=ending.c.ending, reason=ending.c.why, lease_until=null(), ended_at=now)
             .returning(*key)
         )
-        wish = given(job=Text(), slot=BigInteger(), attempt=Integer(), owner=Text(), beat=Text(), lease=BigInteger())
+        wish = given(job=text, slot=BigInteger(), attempt=Integer(), owner=text, beat=text, lease=BigInteger())
         self.takeover = (
             update(runs)
             .where(same(wish, "attempt"), claimed, or_(runs.c.lease_until <= now, runs.c.owner == wish.c.owner))
@@ -184,7 +208,8 @@ class Statements:
         self.history = newest_first.limit(bindparam("the_limit", type_=Integer))
         self.last_run = newest_first.where(runs.c.state.not_in(_NO_MESSAGE)).limit(1)
 
-        self.new_jobs = insert(jobs).on_conflict_do_nothing()
+        sightings = given(job=text)
+        self.new_jobs = new(jobs, sightings, job=sightings.c.job)
         self.sights = select(sights).where(sights.c.job.in_(the_jobs))
         sighted = insert(sights)
         self.sighted = sighted.on_conflict_do_update(
@@ -193,12 +218,12 @@ class Statements:
             set_={"turn": sighted.excluded.turn},
         )
         self.forget_sight = delete(sights).where(
-            sights.c.job == the_job, sights.c.fingerprint == bindparam("the_fingerprint", type_=Text)
+            sights.c.job == the_job, sights.c.fingerprint == bindparam("the_fingerprint", type_=text)
         )
         newest = select(func.max(runs.c.slot)).where(runs.c.job == jobs.c.job).scalar_subquery()
         self.lasts = select(jobs.c.job, jobs.c.floor, newest.label("newest")).where(jobs.c.job.in_(the_jobs))
 
-        self.surplus = _surplus(runs, given(job=Text(), decided=BigInteger()))
+        self.surplus = _surplus(runs, given(job=text, decided=BigInteger()))
         below = and_(runs.c.job == the_job, runs.c.slot <= bindparam("the_bound", type_=BigInteger))
         highest = select(func.max(runs.c.slot)).where(below).scalar_subquery()
         self.raise_floor = update(jobs).where(jobs.c.job == the_job).values(floor=highest)
@@ -210,7 +235,7 @@ class Statements:
             set_={name: seen.excluded[name] for name in ("label", "version", "skew", "schedule", "zones", "seen")},
         )
         self.old_beats = delete(beats).where(beats.c.seen < bindparam("the_oldest", type_=BigInteger))
-        self.beat_left = delete(beats).where(beats.c.owner == bindparam("the_owner", type_=Text))
+        self.beat_left = delete(beats).where(beats.c.owner == bindparam("the_owner", type_=text))
         self.beats = (
             select(beats)
             .where(beats.c.seen >= dialect._clock() - bindparam("within", type_=BigInteger))
