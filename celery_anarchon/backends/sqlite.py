@@ -62,7 +62,15 @@ class SqliteBackend(SqlBackend):
     """
 
     name = "sqlite"
-    traits = Traits(leases=True, horizon=None, server_time=True, durable=True, any_job_name=True, history_by_age=True)
+    traits = Traits(
+        leases=True,
+        horizon=None,
+        server_time=True,
+        durable=True,
+        any_job_name=True,
+        history_by_age=True,
+        follows_runs=True,
+    )
 
     def __init__(
         self,

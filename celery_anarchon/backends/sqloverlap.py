@@ -11,7 +11,7 @@ from collections.abc import Container
 from typing import Any
 
 from celery_anarchon.backends.base import ClaimRequest, Terms
-from celery_anarchon.backends.sqltables import TERMS
+from celery_anarchon.backends.sqltables import MADE, TERMS
 from celery_anarchon.model import Answer, Millis, Overlap, RunState
 
 _CLAIMED, _WAITING = str(RunState.CLAIMED), str(RunState.WAITING)
@@ -24,11 +24,15 @@ def may_not_overlap(request: ClaimRequest) -> bool:
     return request.terms is not None and request.terms.overlap is not Overlap.ALLOW
 
 
-def terms_columns(terms: Terms | None) -> dict[str, Any]:
-    values = (None,) * len(TERMS)
-    if terms is not None:
-        values = terms.lease, terms.queue_timeout, terms.max_attempts, str(terms.overlap)
-    return dict(zip(TERMS, values, strict=True))
+def terms_of(request: ClaimRequest) -> tuple[Any, ...]:
+    return terms_row(request.terms)
+
+
+def terms_row(terms: Terms | None) -> tuple[Any, ...]:
+    """The values of the columns TERMS."""
+    if terms is None:
+        return (None,) * len(TERMS)
+    return terms.lease, terms.queue_timeout, terms.max_attempts, str(terms.overlap)
 
 
 class Overlaps:
@@ -119,11 +123,16 @@ class Overlaps:
 
     def _make(self, request: ClaimRequest, state: str, **columns: Any) -> None:
         terms = request.terms if state in (_CLAIMED, _WAITING) else None
-        empty = dict.fromkeys(("owner", "lease_until", "claimed_at", "ended_at", "reason", "blocked_by"))
         self.made[request.job, request.slot] = {
-            **{"job": request.job, "slot": request.slot, "state": state, "attempt": 1, "beat": request.beat},
-            **empty,
-            **terms_columns(terms),
+            **dict.fromkeys(MADE),
+            "job": request.job,
+            "slot": request.slot,
+            "state": state,
+            "beat": request.beat,
+            "attempt": 1,
+            "patience": 0,
+            "retries": 0,
+            **dict(zip(TERMS, terms_row(terms), strict=True)),
             **columns,
         }
         if terms is not None or state == _CLAIMED:

@@ -12,7 +12,6 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Integer,
-    Text,
     and_,
     bindparam,
     case,
@@ -28,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from celery_anarchon.backends.runs import RELEASED
-from celery_anarchon.backends.sqltables import Dialect
+from celery_anarchon.backends.sqltables import MADE, TERMS, Dialect, new_rows
 from celery_anarchon.model import SETTLED, GateAnswer, Millis, Overlap, RunState
 
 _CLAIMED, _QUEUED, _RUNNING = str(RunState.CLAIMED), str(RunState.QUEUED), str(RunState.RUNNING)
@@ -37,55 +36,57 @@ _LOST, _LOST_IN_QUEUE = str(RunState.LOST), str(RunState.LOST_IN_QUEUE)
 
 DAY: Millis = 24 * 3_600_000
 
+HANDED = ("job", "slot", "owner", "beat", "lease_until", *TERMS)
 _KEY = ("job", "slot")
 _FENCE = (*_KEY, "attempt", "retries", "token")
-_FENCE_TYPES: dict[str, TypeEngine[Any]] = {
-    "job": Text(),
-    "slot": BigInteger(),
-    "attempt": Integer(),
-    "retries": Integer(),
-    "token": Text(),
-}
 
 
 class RunStatements:
     """Every statement, built once, as :class:`.sqltables.Statements` are."""
 
     def __init__(self, dialect: Dialect) -> None:
-        tables, given = dialect.tables, dialect._given
+        tables, given, text = dialect.tables, dialect._given, dialect._text
+        self._fence: dict[str, TypeEngine[Any]] = {
+            "job": text,
+            "slot": BigInteger(),
+            "attempt": Integer(),
+            "retries": Integer(),
+            "token": text,
+        }
         self._runs = tables.runs
         self._now: ColumnElement[int] = bindparam("now", type_=BigInteger)
         runs, now = tables.runs, self._now
         r = runs.c
-        the_job: ColumnElement[str] = bindparam("the_job", type_=Text)
+        the_job: ColumnElement[str] = bindparam("the_job", type_=text)
         key = r.job, r.slot
         running = r.state == _RUNNING
 
-        keys = given(job=Text(), slot=BigInteger())
+        keys = given(job=text, slot=BigInteger())
         self.read = select(
             *(r[name] for name in (*_FENCE, "state", "reason")),
         ).where(self._same(keys))
+        self._overlap(dialect)
         self._gate(dialect)
 
-        held = given(**_FENCE_TYPES)
+        held = given(**self._fence)
         fence = and_(self._same(held, *_FENCE), running)
         self.heartbeat = update(runs).where(fence).values(lease_until=now + r.run_lease).returning(*key)
         self.release = update(runs).where(fence).values(lease_until=now, token=null(), reason=RELEASED).returning(*key)
-        ended = given(**_FENCE_TYPES, ending=Text(), why=Text())
+        ended = given(**self._fence, ending=text, why=text)
         self.settle = (
             update(runs)
             .where(self._same(ended, *_FENCE), running)
             .values(state=ended.c.ending, reason=ended.c.why, ended_at=now, lease_until=null(), patience=0)
             .returning(*key)
         )
-        tried = given(**_FENCE_TYPES, delay=BigInteger())
+        tried = given(**self._fence, delay=BigInteger())
         self.retrying = (
             update(runs)
             .where(self._same(tried, *_FENCE), running)
             .values(state=_RETRYING, lease_until=now + tried.c.delay + r.queue_timeout, patience=0)
             .returning(*key)
         )
-        back = given(**_FENCE_TYPES, message_attempt=Integer())
+        back = given(**self._fence, message_attempt=Integer())
         granted_more = back.c.attempt > back.c.message_attempt
         self.give_back = (
             update(runs)
@@ -100,7 +101,7 @@ class RunStatements:
             .returning(*key)
         )
 
-        gone = given(job=Text(), slot=BigInteger(), attempt=Integer(), retries=Integer(), why=Text())
+        gone = given(job=text, slot=BigInteger(), attempt=Integer(), retries=Integer(), why=text)
         self.unstarted = (
             update(runs)
             .where(
@@ -113,7 +114,7 @@ class RunStatements:
             .values(state=_LOST_IN_QUEUE, reason=gone.c.why, ended_at=now, lease_until=null(), patience=0)
             .returning(*key)
         )
-        end = given(job=Text(), slot=BigInteger(), attempt=Integer(), was=Text(), ending=Text(), why=Text())
+        end = given(job=text, slot=BigInteger(), attempt=Integer(), was=text, ending=text, why=text)
         queue_limit = case((r.run_lease.is_(None), literal(DAY, BigInteger)), else_=r.queue_timeout)
         # Of a job that nobody knows any more, nobody will publish the next attempt.
         removed = and_(end.c.why == "job-removed", r.lease_until + queue_limit <= now)
@@ -158,7 +159,7 @@ class RunStatements:
         self.had_workers = dialect._insert(tables.meta).on_conflict_do_nothing()
         self.ever_had_workers = select(tables.meta.c.value).where(tables.meta.c.key == "workers")
         self.old_workers = delete(workers).where(workers.c.seen < bindparam("the_oldest", type_=BigInteger))
-        self.worker_left = delete(workers).where(workers.c.owner == bindparam("the_owner", type_=Text))
+        self.worker_left = delete(workers).where(workers.c.owner == bindparam("the_owner", type_=text))
         self.workers = (
             select(workers)
             .where(workers.c.seen >= dialect._clock() - bindparam("within", type_=BigInteger))
@@ -168,16 +169,41 @@ class RunStatements:
     def _same(self, asked: CTE, *names: str) -> ColumnElement[bool]:
         return and_(*(self._runs.c[name] == asked.c[name] for name in names or _KEY))
 
+    def _overlap(self, dialect: Dialect) -> None:
+        """W2 and W3: what :mod:`.sqloverlap` decides by and has written."""
+        tables, given, runs, r, text = dialect.tables, dialect._given, self._runs, self._runs.c, dialect._text
+        self.living_of = (
+            select(r.job, r.slot, r.state)
+            .where(r.job.in_(bindparam("the_jobs", expanding=True, type_=text)), tables.alive)
+            .order_by(r.job, r.slot)
+        )
+        made = given(**{name: r[name].type for name in MADE})
+        self.make = new_rows(dialect, runs, made, **{name: made.c[name] for name in MADE}).returning(r.job, r.slot)
+        waiting = given(job=text, slot=BigInteger())
+        self.supersede = (
+            update(runs)
+            .where(self._same(waiting), tables.waits)
+            .values(state=str(RunState.SUPERSEDED), ended_at=self._now, reason="newer-slot")
+            .returning(r.job, r.slot)
+        )
+        handed = given(**{name: r[name].type for name in HANDED})
+        self.hand_out = (
+            update(runs)
+            .where(self._same(handed), tables.waits)
+            .values(state=_CLAIMED, claimed_at=self._now, **{name: handed.c[name] for name in HANDED[2:]})
+            .returning(r.job, r.slot)
+        )
+
     def _gate(self, dialect: Dialect) -> None:
         """W6 to W13, of a slot that has a record."""
-        runs, now, r = self._runs, self._now, self._runs.c
+        runs, now, r, text = self._runs, self._now, self._runs.c, dialect._text
         asked = dialect._given(
-            **_FENCE_TYPES,
-            worker=Text(),
+            **self._fence,
+            worker=text,
             run_lease=BigInteger(),
             queue_timeout=BigInteger(),
             max_attempts=Integer(),
-            overlap=Text(),
+            overlap=text,
             acks_late=Integer(),
             late=BigInteger(),
         )
@@ -192,9 +218,7 @@ class RunStatements:
         again = and_(running, r.token.is_not_distinct_from(asked.c.token), r.retries == asked.c.retries)
         settled = r.state.in_(sorted(map(str, SETTLED)))
         stale = asked.c.attempt < r.attempt
-        given_up = and_(
-            r.state == _DISPATCHED, r.reason.is_not(None), asked.c.overlap != str(Overlap.ALLOW), elsewhere
-        )
+        given_up = and_(r.state == _DISPATCHED, r.reason.is_not(None), asked.c.overlap != str(Overlap.ALLOW), elsewhere)
         unbegun = and_(r.state.in_([_CLAIMED, _QUEUED, _DISPATCHED]), not_(given_up))
         next_try = and_(r.state.in_([_RUNNING, _RETRYING]), asked.c.retries > r.retries)
         lapsed = and_(running, r.lease_until.is_not(None), r.lease_until <= now)
