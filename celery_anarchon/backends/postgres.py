@@ -44,7 +44,7 @@ from celery_anarchon import wire
 from celery_anarchon.backends.base import Traits
 from celery_anarchon.backends.sql import NoTables, SqlBackend, Unusable
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
-from celery_anarchon.model import UNSETTLED, Millis
+from celery_anarchon.model import UNSETTLED, Millis, RunState
 
 OLDEST_POSTGRES = 10
 
@@ -96,7 +96,15 @@ class PostgresBackend(SqlBackend):
     """
 
     name = "postgres"
-    traits = Traits(leases=True, horizon=None, server_time=True, durable=True, any_job_name=True, history_by_age=True)
+    traits = Traits(
+        leases=True,
+        horizon=None,
+        server_time=True,
+        durable=True,
+        any_job_name=True,
+        history_by_age=True,
+        follows_runs=True,
+    )
     _has_schemas = True
     _text = AnyText()
 
@@ -121,7 +129,7 @@ class PostgresBackend(SqlBackend):
             .where(
                 runs.c.job == keys.c.job,
                 runs.c.slot == keys.c.slot,
-                runs.c.state.in_(sorted(str(state) for state in UNSETTLED)),
+                runs.c.state.in_(sorted(str(state) for state in UNSETTLED | {RunState.DISPATCHED})),
             )
             .order_by(runs.c.job, runs.c.slot)
             .with_for_update(of=runs)

@@ -38,8 +38,8 @@ from celery_anarchon.backends.sqlstore import chunks
 from celery_anarchon.backends.sqltables import LOWEST, MADE, TERMS
 from celery_anarchon.model import GateAnswer, Millis, Overlap, Run, RunState
 
-_RUNNING, _RETRYING, _LOST_IN_QUEUE = str(RunState.RUNNING), str(RunState.RETRYING), str(RunState.LOST_IN_QUEUE)
-_GIVEN_BACK = frozenset(map(str, (RunState.QUEUED, RunState.RETRYING, RunState.CLAIMED)))
+_CLAIMED, _QUEUED, _RUNNING = str(RunState.CLAIMED), str(RunState.QUEUED), str(RunState.RUNNING)
+_RETRYING, _LOST_IN_QUEUE = str(RunState.RETRYING), str(RunState.LOST_IN_QUEUE)
 
 _T = TypeVar("_T")
 
@@ -137,7 +137,9 @@ class SqlRuns(SqlClaims, RunBackend):
             self._run_sql.give_back,
             backs,
             lambda back: (*_fence(back), back.message_attempt),
-            lambda back, row: (row.token, row.attempt) == (back.token, back.attempt) and row.state in _GIVEN_BACK,
+            lambda back, row: (
+                (row.state, row.retries) == _given_back(back) and (row.token, row.attempt) == (back.token, back.attempt)
+            ),
         )
 
     def release(self, holds: Sequence[RunHold]) -> list[bool]:
@@ -252,6 +254,13 @@ def _fence(hold: RunHold) -> tuple[Any, ...]:
 
 def _fence_of(row: Row[Any]) -> tuple[Any, ...]:
     return row.job, row.slot, row.attempt, row.retries, row.token
+
+
+def _given_back(back: GiveBack) -> tuple[str, int]:
+    """The state and the retries of a run that was given back."""
+    if back.attempt > back.message_attempt:
+        return _CLAIMED, 0
+    return (_RETRYING, back.retries - 1) if back.retries else (_QUEUED, 0)
 
 
 def _gate_row(start: Start) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from sqlalchemy import (
     case,
     delete,
     exists,
+    false,
     literal,
     not_,
     null,
@@ -26,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from celery_anarchon.backends.runs import RELEASED
+from celery_anarchon.backends.runs import JOB_REMOVED, RELEASED
 from celery_anarchon.backends.sqltables import MADE, TERMS, Dialect, new_rows
 from celery_anarchon.model import SETTLED, GateAnswer, Millis, Overlap, RunState
 
@@ -94,7 +95,7 @@ class RunStatements:
             .values(
                 state=case((granted_more, _CLAIMED), (r.retries > 0, _RETRYING), else_=_QUEUED),
                 owner=case((granted_more, null()), else_=r.owner),
-                retries=case((and_(not_(granted_more), r.retries > 0), r.retries - 1), else_=r.retries),
+                retries=case((or_(granted_more, r.retries == 0), 0), else_=r.retries - 1),
                 lease_until=case((granted_more, now), else_=now + r.queue_timeout),
                 patience=0,
             )
@@ -117,9 +118,13 @@ class RunStatements:
         end = given(job=text, slot=BigInteger(), attempt=Integer(), was=text, ending=text, why=text)
         queue_limit = case((r.run_lease.is_(None), literal(DAY, BigInteger)), else_=r.queue_timeout)
         # Of a job that nobody knows any more, nobody will publish the next attempt.
-        removed = and_(end.c.why == "job-removed", r.lease_until + queue_limit <= now)
+        orphan = and_(end.c.why == JOB_REMOVED, end.c.ending == _LOST)
         attempts_left = and_(running, r.max_attempts.is_not(None), r.attempt < r.max_attempts)
-        ends = and_(end.c.why != "job-removed", r.state != _CLAIMED, not_(attempts_left))
+        ends = case(
+            (and_(end.c.ending == _DISPATCHED, r.state != _QUEUED), false()),
+            (orphan, r.lease_until + queue_limit <= now),
+            else_=and_(r.state != _CLAIMED, not_(attempts_left)),
+        )
         self.end_lapsed = (
             update(runs)
             .where(
@@ -127,7 +132,7 @@ class RunStatements:
                 r.state == end.c.was,
                 tables.held,
                 tables.sweep_at <= now,
-                or_(removed, ends),
+                ends,
             )
             .values(state=end.c.ending, reason=end.c.why, ended_at=now, lease_until=null(), patience=0)
             .returning(*key)

@@ -231,9 +231,11 @@ class Statements:
         _, holds = of_holder()
         self.abandon = update(runs).where(holds).values(owner=null(), lease_until=now).returning(*key)
         ending, holds = of_holder(("ending", text), ("why", text))
+        # A later attempt has had a body.
+        unbegun = or_(ending.c.ending != str(RunState.MISFIRE), ending.c.attempt == 1)
         self.give_up = (
             update(runs)
-            .where(holds)
+            .where(holds, unbegun)
             .values(state=ending.c.ending, reason=ending.c.why, lease_until=null(), ended_at=now)
             .returning(*key)
         )

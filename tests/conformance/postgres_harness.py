@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import psycopg
@@ -46,7 +45,9 @@ class OverPool(PostgresBackend):
     """An app that hands over a psycopg_pool."""
 
     def __init__(self, url: str, table: str) -> None:
-        self.pool = psycopg_pool.ConnectionPool(url, min_size=1, max_size=4, open=True, kwargs={"row_factory": dict_row})
+        self.pool = psycopg_pool.ConnectionPool(
+            url, min_size=1, max_size=4, open=True, kwargs={"row_factory": dict_row}
+        )
         super().__init__(self.pool, table)
 
 
