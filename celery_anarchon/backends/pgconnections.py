@@ -23,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from celery_anarchon.backends.sqlconnections import OwnConnections
@@ -190,7 +191,7 @@ class HandedEngine(_Handed):
         if isinstance(pool, StaticPool):
             # One connection for everybody: looked at before it is ours, because giving it back rolls back.
             _refuse_busy(pool.connection.dbapi_connection, self.where)
-        with self._checkout() as connection:
+        with _given_back(self._checkout()) as connection:
             driver = _driver_of(connection)
             _refuse_busy(driver, self.where)
             with _plain(driver, self.where):
@@ -245,7 +246,7 @@ class _Lent(_Handed):
             stack.callback(_set_autocommit, driver, kept)
             stack.enter_context(_plain(driver, self.where))
             self._now.driver = driver
-            yield stack.enter_context(self._engine.connect())
+            yield stack.enter_context(_given_back(self._engine.connect()))
 
 
 class HandedConnection(_Lent):
@@ -287,6 +288,9 @@ class HandedConnection(_Lent):
 class HandedPool(_Lent):
     """A psycopg_pool of the app. In a fork, where its threads are not, connections of our own to the same place."""
 
+    patience = CONNECT_TIMEOUT
+    """Seconds until the pool must have given one."""
+
     def __init__(self, pool: Any) -> None:
         super().__init__(self._same_place)
         self.where = f"pool {pool.name}"
@@ -315,7 +319,7 @@ class HandedPool(_Lent):
     def _checkout(self) -> Any:
         try:
             while True:
-                driver = self._pool.getconn(CALL_TIMEOUT)
+                driver = self._pool.getconn(self.patience)
                 if not _hung_up(driver):
                     return driver
                 driver.close()
@@ -351,6 +355,18 @@ def _engine(creator: Callable[[], Any]) -> Engine:
         isolation_level="AUTOCOMMIT",
         use_native_hstore=False,
     )
+
+
+@contextmanager
+def _given_back(connection: Connection) -> Iterator[Connection]:
+    """Close it in the end; what then fails on a broken one must not hide why it broke."""
+    try:
+        yield connection
+    except BaseException:
+        with suppress(SQLAlchemyError):
+            connection.close()
+        raise
+    connection.close()
 
 
 def _refuse_busy(driver: Any, where: str) -> None:

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from celery_anarchon.backends.runs import JOB_REMOVED, RELEASED
-from celery_anarchon.backends.sqltables import MADE, TERMS, Dialect, new_rows
+from celery_anarchon.backends.sqltables import MADE, TERMS, Dialect, by_job, new_rows
 from celery_anarchon.model import SETTLED, GateAnswer, Millis, Overlap, RunState
 
 _CLAIMED, _QUEUED, _RUNNING = str(RunState.CLAIMED), str(RunState.QUEUED), str(RunState.RUNNING)
@@ -139,18 +139,18 @@ class RunStatements:
         )
 
         another = runs.alias("another_run")
-        lives = exists().where(another.c.job == r.job, another.c.lease_until.is_not(None))
+        held_slots = select(another.c.slot).where(by_job(another) == the_job, another.c.lease_until.is_not(None))
+        lives = exists().where(by_job(another) == by_job(runs), another.c.lease_until.is_not(None))
         self.waiting = (
             select(*key)
             .where(tables.waits, not_(lives))
             .order_by(r.slot, r.job)
             .limit(bindparam("the_limit", type_=Integer))
         )
-        self.living = select(runs).where(r.job == the_job, tables.alive).order_by(r.slot)
-        # Through the index of what lives: it says so, where a planner would have to find it out.
+        self.living = select(runs).where(by_job(runs) == the_job, tables.alive).order_by(r.slot)
         self.release_job = (
             update(runs)
-            .where(r.job == the_job, tables.alive, tables.held)
+            .where(r.job == the_job, r.slot.in_(held_slots), tables.held)
             .values(state=_LOST, reason="released", ended_at=now, lease_until=null(), patience=0)
             .returning(*runs.c)
         )
@@ -179,7 +179,7 @@ class RunStatements:
         tables, given, runs, r, text = dialect.tables, dialect._given, self._runs, self._runs.c, dialect._text
         self.living_of = (
             select(r.job, r.slot, r.state)
-            .where(r.job.in_(bindparam("the_jobs", expanding=True, type_=text)), tables.alive)
+            .where(by_job(runs).in_(bindparam("the_jobs", expanding=True, type_=text)), tables.alive)
             .order_by(r.job, r.slot)
         )
         made = given(**{name: r[name].type for name in MADE})
@@ -215,7 +215,7 @@ class RunStatements:
         self.gate_columns = tuple(column.name for column in asked.c)
         another = runs.alias("another_run")
         elsewhere = exists().where(
-            another.c.job == asked.c.job, another.c.slot != asked.c.slot, another.c.lease_until.is_not(None)
+            by_job(another) == asked.c.job, another.c.slot != asked.c.slot, another.c.lease_until.is_not(None)
         )
 
         running = r.state == _RUNNING

@@ -125,9 +125,9 @@ class SqlStore(LeaseBackend):
         return floors
 
     def _lock_runs(self, connection: Connection, keys: Iterable[tuple[str, Millis]]) -> None:
-        """A dialect whose transactions run side by side locks these runs, as far as they may change, in one order for all, until the
-        commit: an UPDATE of several locks them in the order in which it finds them, and two could wait for each
-        other."""
+        """A dialect whose transactions run side by side locks these runs, as far as they may change, in one order for
+        all, until the commit: an UPDATE of several locks them in the order in which it finds them, and two could wait
+        for each other."""
 
     def _lock_namespace(self, connection: Connection) -> None:
         """A dialect whose transactions run side by side lets only one at a time make tables."""

@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
+    FromClause,
     Index,
     Integer,
     MetaData,
@@ -65,6 +66,13 @@ class Dialect(Protocol):
     def _given(self, **columns: TypeEngine[Any]) -> CTE: ...
 
 
+def by_job(runs: FromClause) -> ColumnElement[str]:
+    """The job, for a look at its unsettled runs only."""
+    # Not the column: of two indexes that begin with one column SQLite takes the primary key, and walks the settled.
+    job: ColumnElement[str] = runs.c.job
+    return job.concat(literal_column("''"))
+
+
 class Tables:
     """The six tables of a namespace. Every instant and duration is a BIGINT of milliseconds."""
 
@@ -109,7 +117,7 @@ class Tables:
         self.alive = or_(self.held, self.waits)
         for suffix, where, columns in (
             ("_lease", self.held, [self.sweep_at]),
-            ("_alive", self.alive, [self.runs.c.job, self.runs.c.slot]),
+            ("_alive", self.alive, [by_job(self.runs), self.runs.c.slot]),
             ("_waits", self.waits, [self.runs.c.slot, self.runs.c.job]),
         ):
             Index(name + suffix, *columns, sqlite_where=where, postgresql_where=where)

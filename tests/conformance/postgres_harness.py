@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +12,7 @@ from typing import Any, ClassVar
 import psycopg
 import psycopg_pool
 from psycopg.rows import dict_row
-from sqlalchemy import create_engine, event
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import OperationalError
 from support.postgres_servers import Postgres
 
@@ -20,35 +22,81 @@ from celery_anarchon.model import Millis
 from celery_anarchon.testing import BackendHarness
 
 
-class OverEngine(PostgresBackend):
-    """An app that hands over an Engine of its own, with a default that must not matter, and closes it in the end."""
+class App:
+    """What an app has already, in this process: made when asked for, closed by the harness and never by a client."""
 
-    def __init__(self, url: str, table: str) -> None:
-        self.url = url.replace("postgresql://", "postgresql+psycopg://")
-        self.engine = create_engine(self.url, isolation_level="REPEATABLE READ")
-        super().__init__(self.engine, table)
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._connections: list[psycopg.Connection[Any]] = []
+        self._spare: list[psycopg.Connection[Any]] = []
+        self._pool: psycopg_pool.ConnectionPool[Any] | None = None
+        self._engine: Engine | None = None
+
+    def engine(self) -> Engine:
+        """With a default that must not matter."""
+        if self._engine is None:
+            url = self.url.replace("postgresql://", "postgresql+psycopg://")
+            self._engine = create_engine(url, isolation_level="REPEATABLE READ", pool_size=30)
+        return self._engine
+
+    def pool(self) -> psycopg_pool.ConnectionPool[Any]:
+        if self._pool is None:
+            options = {"row_factory": dict_row, "prepare_threshold": 0}
+            self._pool = psycopg_pool.ConnectionPool(self.url, min_size=1, max_size=30, open=True, kwargs=options)
+        return self._pool
+
+    def connection(self) -> psycopg.Connection[Any]:
+        """Autocommit off, rows as dictionaries, statements prepared."""
+        if not self._spare:
+            # Some at once: a test that counts what is open then finds no more after it has asked for the second.
+            made = [psycopg.connect(self.url, row_factory=dict_row, prepare_threshold=0) for _ in range(3)]
+            self._connections += made
+            self._spare += made
+        return self._spare.pop()
 
     def close(self) -> None:
-        super().close()
-        self.engine.dispose()
+        for connection in self._connections:
+            connection.close()
+        if self._pool is not None:
+            self._pool.close()
+        if self._engine is not None:
+            self._engine.dispose()
+
+
+_APPS: dict[tuple[int, str], App] = {}
+_LOCK = threading.Lock()
+
+
+def _app(url: str) -> App:
+    with _LOCK:
+        return _APPS.setdefault((os.getpid(), url), App(url))
+
+
+class OverEngine(PostgresBackend):
+    def __init__(self, url: str, table: str) -> None:
+        super().__init__(_app(url).engine(), table)
 
 
 class OverConnection(PostgresBackend):
-    """An app that hands over a connection of its own: autocommit off, rows as dictionaries, statements prepared."""
-
     def __init__(self, url: str, table: str) -> None:
-        self.connection = psycopg.connect(url, row_factory=dict_row, prepare_threshold=0)
-        super().__init__(self.connection, table)
+        with _LOCK:
+            app = _APPS.setdefault((os.getpid(), url), App(url))
+            connection = app.connection()
+        super().__init__(connection, table)
 
 
 class OverPool(PostgresBackend):
-    """An app that hands over a psycopg_pool."""
-
     def __init__(self, url: str, table: str) -> None:
+<<<<<<< HEAD
         self.pool = psycopg_pool.ConnectionPool(
             url, min_size=1, max_size=4, open=True, kwargs={"row_factory": dict_row}
         )
         super().__init__(self.pool, table)
+=======
+        super().__init__(_app(url).pool(), table)
+        # Its pauses between tries to connect grow.
+        self._source.patience = 30
+>>>>>>> h6
 
 
 def open_postgres(backend: type[PostgresBackend], url: str, namespace: str, app_name: str) -> PostgresBackend:
@@ -65,6 +113,12 @@ class PostgresHarness(BackendHarness):
     server: ClassVar[Postgres]
     port: ClassVar[int | None] = None
     """Where clients connect, if not to the server itself."""
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        for app in list(_APPS.values()):
+            app.close()
+        _APPS.clear()
 
     def connect_spec(self, app_name: str | None = None) -> Callable[[], ClaimBackend]:
         url = self.server.at(self.port or self.server.port)
@@ -97,9 +151,13 @@ class PostgresHarness(BackendHarness):
         """Nothing reaches the database any more, from anybody."""
         with psycopg.connect(self.server.at(self.server.port, "template1"), autocommit=True) as admin:
             self._let_in(admin, False)
+            source = client._source  # type: ignore[attr-defined]
+            patience = getattr(source, "patience", None)
+            source.patience = 0.1
             try:
                 yield
             finally:
+                source.patience = patience
                 self._let_in(admin, True)
 
     def _let_in(self, admin: psycopg.Connection[Any], allowed: bool) -> None:

@@ -37,6 +37,10 @@ class ByPool(PostgresHarness):
     backend = OverPool
 
 
+class Pooled(PostgresHarness):
+    pass
+
+
 class Smaller:
     race_threads: ClassVar[int] = 10
     race_slots: ClassVar[int] = 20
@@ -57,3 +61,15 @@ class TestConnection(Smaller, LeaseSuite):
 
 class TestPool(Smaller, LeaseSuite):
     harness_class = ByPool
+
+
+class TestPgBouncer(Smaller, LeaseSuite):
+    """In transaction mode, with two connections for everybody."""
+
+    harness_class = Pooled
+
+    @pytest.fixture(scope="class", autouse=True)
+    def bouncer(self, server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        with pgbouncer(tmp_path_factory.mktemp("pgbouncer"), server) as running:
+            Pooled.port = running.port
+            yield

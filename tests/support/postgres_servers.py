@@ -24,6 +24,9 @@ from support.redis_servers import Proxy, wait_for
 
 USER = "tester"
 
+QUICK = ("fsync=off", "full_page_writes=off")
+"""What was answered survives a kill of all processes, which is what tests do; a power cut they cannot do."""
+
 
 def find_postgres() -> Path | None:
     """The folder of ``initdb`` and ``postgres``, or None."""
@@ -153,7 +156,7 @@ def private_postgres(folder: Path, options: Sequence[str] = ()) -> Iterator[Post
             _as_user([*initdb, "--locale=C.UTF-8", "--no-sync"]), check=True, capture_output=True, cwd=data, timeout=120
         )
         port = free_port()
-        settings = (f"unix_socket_directories={data}", "listen_addresses=127.0.0.1", "max_connections=200", *options)
+        settings = (f"unix_socket_directories={data}", "listen_addresses=127.0.0.1", "max_connections=200", *QUICK, *options)
         command = [str(binaries / "postgres"), "-D", str(data / "data"), "-p", str(port)]
         command += [part for setting in settings for part in ("-c", setting)]
         server = Postgres(port, PostgresProcess(_as_user(command), port, folder), data)
