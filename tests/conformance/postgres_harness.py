@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import psycopg
@@ -87,16 +88,9 @@ class OverConnection(PostgresBackend):
 
 class OverPool(PostgresBackend):
     def __init__(self, url: str, table: str) -> None:
-<<<<<<< HEAD
-        self.pool = psycopg_pool.ConnectionPool(
-            url, min_size=1, max_size=4, open=True, kwargs={"row_factory": dict_row}
-        )
-        super().__init__(self.pool, table)
-=======
         super().__init__(_app(url).pool(), table)
         # Its pauses between tries to connect grow.
         self._source.patience = 30
->>>>>>> h6
 
 
 def open_postgres(backend: type[PostgresBackend], url: str, namespace: str, app_name: str) -> PostgresBackend:

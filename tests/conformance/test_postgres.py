@@ -8,7 +8,7 @@ import pytest
 psycopg = pytest.importorskip("psycopg")
 
 from conformance.postgres_harness import OverConnection, OverEngine, OverPool, PostgresHarness  # noqa: E402
-from support.postgres_servers import private_postgres  # noqa: E402
+from support.postgres_servers import pgbouncer, private_postgres  # noqa: E402
 
 from celery_anarchon.testing import LeaseSuite  # noqa: E402
 
