@@ -43,6 +43,7 @@ from sqlalchemy.types import TypeEngine
 from celery_anarchon import wire
 from celery_anarchon.backends.base import Traits
 from celery_anarchon.backends.sql import NoTables, SqlBackend, Unusable
+from celery_anarchon.backends.sqltables import in_state
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
 from celery_anarchon.model import UNSETTLED, Millis, RunState
 
@@ -129,7 +130,7 @@ class PostgresBackend(SqlBackend):
             .where(
                 runs.c.job == keys.c.job,
                 runs.c.slot == keys.c.slot,
-                runs.c.state.in_(sorted(str(state) for state in UNSETTLED | {RunState.DISPATCHED})),
+                in_state(runs, *UNSETTLED, RunState.DISPATCHED),
             )
             .order_by(runs.c.job, runs.c.slot)
             .with_for_update(of=runs)

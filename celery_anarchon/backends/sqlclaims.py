@@ -156,8 +156,12 @@ class SqlClaims(SqlStore):
         return {(row.job, row.slot): row for row in self._execute(connection, self._sql.read, keys)}
 
     def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
-        rows = [(*_hold(confirmation), confirmation.late, confirmation.delay) for confirmation in confirmations]
-        return self._end(self._sql.confirm, confirmations, rows, [_CONFIRMED] * len(rows))
+        statement = self._sql.confirm
+        rows: list[tuple[Any, ...]] = [(*_hold(confirmation), confirmation.late) for confirmation in confirmations]
+        if any(confirmation.delay for confirmation in confirmations):
+            statement = self._sql.confirm_delayed
+            rows = [(*row, confirmation.delay) for row, confirmation in zip(rows, confirmations, strict=True)]
+        return self._end(statement, confirmations, rows, [_CONFIRMED] * len(rows))
 
     def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
         for ending in endings:

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from celery_anarchon.backends.runs import JOB_REMOVED, RELEASED
-from celery_anarchon.backends.sqltables import MADE, TERMS, Dialect, by_job, new_rows
+from celery_anarchon.backends.sqltables import MADE, TERMS, Dialect, by_job, in_state, new_rows
 from celery_anarchon.model import SETTLED, GateAnswer, Millis, Overlap, RunState
 
 _CLAIMED, _QUEUED, _RUNNING = str(RunState.CLAIMED), str(RunState.QUEUED), str(RunState.RUNNING)
@@ -60,7 +60,7 @@ class RunStatements:
         r = runs.c
         the_job: ColumnElement[str] = bindparam("the_job", type_=text)
         key = r.job, r.slot
-        running = r.state == _RUNNING
+        running = in_state(runs, RunState.RUNNING)
 
         keys = given(job=text, slot=BigInteger())
         self.read = select(
@@ -108,8 +108,8 @@ class RunStatements:
             .where(
                 self._same(gone, *_KEY, "attempt"),
                 or_(
-                    r.state.in_([_CLAIMED, _QUEUED, _DISPATCHED]),
-                    and_(r.state == _RETRYING, gone.c.retries > r.retries),
+                    in_state(runs, RunState.CLAIMED, RunState.QUEUED, RunState.DISPATCHED),
+                    and_(in_state(runs, RunState.RETRYING), gone.c.retries > r.retries),
                 ),
             )
             .values(state=_LOST_IN_QUEUE, reason=gone.c.why, ended_at=now, lease_until=null(), patience=0)
@@ -121,9 +121,9 @@ class RunStatements:
         orphan = and_(end.c.why == JOB_REMOVED, end.c.ending == _LOST)
         attempts_left = and_(running, r.max_attempts.is_not(None), r.attempt < r.max_attempts)
         ends = case(
-            (and_(end.c.ending == _DISPATCHED, r.state != _QUEUED), false()),
+            (and_(end.c.ending == _DISPATCHED, not_(in_state(runs, RunState.QUEUED))), false()),
             (orphan, r.lease_until + queue_limit <= now),
-            else_=and_(r.state != _CLAIMED, not_(attempts_left)),
+            else_=and_(not_(in_state(runs, RunState.CLAIMED)), not_(attempts_left)),
         )
         self.end_lapsed = (
             update(runs)
@@ -218,14 +218,16 @@ class RunStatements:
             by_job(another) == asked.c.job, another.c.slot != asked.c.slot, another.c.lease_until.is_not(None)
         )
 
-        running = r.state == _RUNNING
+        running = in_state(runs, RunState.RUNNING)
         # "Is not distinct" throughout: what is null here is a no, and a no to a no is a yes.
         again = and_(running, r.token.is_not_distinct_from(asked.c.token), r.retries == asked.c.retries)
-        settled = r.state.in_(sorted(map(str, SETTLED)))
+        settled = in_state(runs, *SETTLED)
         stale = asked.c.attempt < r.attempt
-        given_up = and_(r.state == _DISPATCHED, r.reason.is_not(None), asked.c.overlap != str(Overlap.ALLOW), elsewhere)
-        unbegun = and_(r.state.in_([_CLAIMED, _QUEUED, _DISPATCHED]), not_(given_up))
-        next_try = and_(r.state.in_([_RUNNING, _RETRYING]), asked.c.retries > r.retries)
+        given_up = and_(
+            in_state(runs, RunState.DISPATCHED), r.reason.is_not(None), asked.c.overlap != str(Overlap.ALLOW), elsewhere
+        )
+        unbegun = and_(in_state(runs, RunState.CLAIMED, RunState.QUEUED, RunState.DISPATCHED), not_(given_up))
+        next_try = and_(in_state(runs, RunState.RUNNING, RunState.RETRYING), asked.c.retries > r.retries)
         lapsed = and_(running, r.lease_until.is_not(None), r.lease_until <= now)
         uncounted = or_(r.max_attempts.is_(None), and_(r.max_attempts.is_not(None), r.attempt < r.max_attempts))
         next_attempt = and_(lapsed, uncounted)

@@ -26,6 +26,7 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    not_,
     null,
     or_,
     select,
@@ -37,11 +38,10 @@ from sqlalchemy.types import TypeEngine
 from celery_anarchon.backends.base import GIVEN_UP, NEVER_A_RUN
 from celery_anarchon.model import UNSETTLED, Millis, RunState
 
-_NO_MESSAGE = sorted(str(state) for state in GIVEN_UP | NEVER_A_RUN | {RunState.WAITING})
+_NO_MESSAGE = GIVEN_UP | NEVER_A_RUN | {RunState.WAITING}
 _CLAIMED = str(RunState.CLAIMED)
 _DISPATCHED = str(RunState.DISPATCHED)
 _QUEUED = str(RunState.QUEUED)
-_RUNNING = str(RunState.RUNNING)
 LOWEST: Millis = -(2**63)
 """Below every slot."""
 TERMS = ("run_lease", "queue_timeout", "max_attempts", "overlap")
@@ -64,6 +64,14 @@ class Dialect(Protocol):
     def _insert(self, table: Table) -> Any: ...
 
     def _given(self, **columns: TypeEngine[Any]) -> CTE: ...
+
+
+def in_state(runs: FromClause, *states: RunState) -> ColumnElement[bool]:
+    # Literals: whether a partial index may be used must not depend on a parameter. SQLite would otherwise prepare each
+    # statement anew for each call.
+    words = [literal_column(f"'{state}'", String) for state in sorted(states)]
+    column: ColumnElement[str] = runs.c.state
+    return column == words[0] if len(words) == 1 else column.in_(words)
 
 
 def by_job(runs: FromClause) -> ColumnElement[str]:
@@ -112,8 +120,7 @@ class Tables:
         # What is settled is in none of these, so that a look costs the same however long the past is.
         self.held = self.runs.c.lease_until.is_not(None)
         self.sweep_at = self.runs.c.lease_until + self.runs.c.patience
-        # Literal: a parameter would keep the planners from the index.
-        self.waits = self.runs.c.state == literal_column(f"'{RunState.WAITING}'")
+        self.waits = in_state(self.runs, RunState.WAITING)
         self.alive = or_(self.held, self.waits)
         for suffix, where, columns in (
             ("_lease", self.held, [self.sweep_at]),
@@ -174,7 +181,7 @@ class Statements:
         now: ColumnElement[int] = bindparam("now", type_=BigInteger)
         the_job: ColumnElement[str] = bindparam("the_job", type_=text)
         the_jobs = bindparam("the_jobs", expanding=True, type_=text)
-        claimed = runs.c.state == _CLAIMED
+        claimed = in_state(runs, RunState.CLAIMED)
 
         def same(asked: CTE, *names: str) -> ColumnElement[bool]:
             return and_(*(runs.c[name] == asked.c[name] for name in ("job", "slot", *names)))
@@ -223,19 +230,25 @@ class Statements:
             return held, and_(same(held, "owner", "attempt"), claimed)
 
         key = (runs.c.job, runs.c.slot, runs.c.owner, runs.c.attempt, runs.c.state)
-        sent, holds = of_holder(("late", BigInteger()), ("delay", BigInteger()))
-        self.confirm = (
-            update(runs)
-            .where(holds)
-            .values(
-                state=case((runs.c.run_lease.is_(None), _DISPATCHED), else_=_QUEUED),
-                # Null where the run is not followed.
-                lease_until=now + sent.c.delay + runs.c.queue_timeout,
-                sent_at=now,
-                late=sent.c.late,
+
+        def confirm(*delays: tuple[str, TypeEngine[Any]]) -> Any:
+            sent, holds = of_holder(("late", BigInteger()), *delays)
+            eta = now + sent.c.delay if delays else now
+            return (
+                update(runs)
+                .where(holds)
+                .values(
+                    state=case((runs.c.run_lease.is_(None), _DISPATCHED), else_=_QUEUED),
+                    # Null where the run is not followed.
+                    lease_until=eta + runs.c.queue_timeout,
+                    sent_at=now,
+                    late=sent.c.late,
+                )
+                .returning(*key)
             )
-            .returning(*key)
-        )
+
+        # Most messages have no ETA, and each parameter of a large batch counts.
+        self.confirm, self.confirm_delayed = confirm(), confirm(("delay", BigInteger()))
         _, holds = of_holder()
         self.abandon = update(runs).where(holds).values(owner=null(), lease_until=now).returning(*key)
         ending, holds = of_holder(("ending", text), ("why", text))
@@ -249,7 +262,7 @@ class Statements:
         )
         wish = given(job=text, slot=BigInteger(), attempt=Integer(), owner=text, beat=text, lease=BigInteger())
         # A run that was started goes on as its next attempt; a claim keeps its own.
-        started = and_(runs.c.state == _RUNNING, runs.c.attempt < runs.c.max_attempts)
+        started = and_(in_state(runs, RunState.RUNNING), runs.c.attempt < runs.c.max_attempts)
         lapsed = and_(runs.c.lease_until <= now, runs.c.attempt == wish.c.attempt)
         just_taken = and_(
             runs.c.owner == wish.c.owner,
@@ -282,7 +295,7 @@ class Statements:
 
         newest_first = select(runs).where(runs.c.job == the_job).order_by(runs.c.slot.desc())
         self.history = newest_first.limit(bindparam("the_limit", type_=Integer))
-        self.last_run = newest_first.where(runs.c.state.not_in(_NO_MESSAGE)).limit(1)
+        self.last_run = newest_first.where(not_(in_state(runs, *_NO_MESSAGE))).limit(1)
 
         sightings = given(job=text)
         self.new_jobs = new_rows(dialect, jobs, sightings, job=sightings.c.job)
@@ -333,7 +346,7 @@ def _surplus(runs: Table, keeps: CTE) -> Any:
         .scalar_subquery()
     )
     stays = or_(
-        outer.c.state.in_(sorted(str(state) for state in UNSETTLED)),
+        in_state(outer, *UNSETTLED),
         and_(
             outer.c.slot > func.coalesce(first_over, literal(LOWEST, BigInteger)),
             func.coalesce(outer.c.ended_at, outer.c.sent_at, outer.c.claimed_at)
