@@ -21,6 +21,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def bouncer(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pgbouncer(tmp_path_factory.mktemp("pgbouncer"), server) as running:
+        Pooled.port = running.port
+        yield
+
+
 class Direct(PostgresHarness):
     pass
 
@@ -63,13 +70,8 @@ class TestPool(Smaller, LeaseSuite):
     harness_class = ByPool
 
 
+@pytest.mark.usefixtures("bouncer")
 class TestPgBouncer(Smaller, LeaseSuite):
     """In transaction mode, with two connections for everybody."""
 
     harness_class = Pooled
-
-    @pytest.fixture(scope="class", autouse=True)
-    def bouncer(self, server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-        with pgbouncer(tmp_path_factory.mktemp("pgbouncer"), server) as running:
-            Pooled.port = running.port
-            yield

@@ -186,7 +186,7 @@ def pgbouncer(folder: Path, server: Postgres, pool_size: int = 2) -> Iterator[Se
         config.write_text(
             f"[databases]\n* = host=127.0.0.1 port={server.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
             f"listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {users}\n"
-            f"pool_mode = transaction\ndefault_pool_size = {pool_size}\nmax_client_conn = 500\n"
+            f"pool_mode = transaction\ndefault_pool_size = {pool_size}\nmax_client_conn = 500\nserver_login_retry = 0.1\n"
         )
         for file in (users, config):
             file.chmod(0o644)
