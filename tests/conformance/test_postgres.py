@@ -4,13 +4,10 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
+from conformance.postgres_harness import OverConnection, OverEngine, OverPool, PostgresHarness
+from support.postgres_servers import pgbouncer, private_postgres
 
-psycopg = pytest.importorskip("psycopg")
-
-from conformance.postgres_harness import OverConnection, OverEngine, OverPool, PostgresHarness  # noqa: E402
-from support.postgres_servers import pgbouncer, private_postgres  # noqa: E402
-
-from celery_anarchon.testing import LeaseSuite  # noqa: E402
+from celery_anarchon.testing import LeaseSuite
 
 
 @pytest.fixture(scope="module", autouse=True)
