@@ -4,9 +4,9 @@ Belongs here: what PostgreSQL says in its own way. Does not belong here: the cla
 how connections are opened and borrowed (:mod:`.pgconnections`).
 
 Transactions run side by side. What keeps them exact: READ COMMITTED, whatever the role's default, so that each
-statement sees what was committed before it; the rows of the jobs, locked in one order by a statement of its own, because a lock
-taken inside the statement that needs it is younger than that statement's view; and unsettled runs locked in one order
-before an UPDATE of several. Only locks that end with the transaction: behind a pooler others end who knows when.
+statement sees what was committed before it; the rows of the jobs, locked in one order by a statement of its own, because
+a lock taken inside the statement that needs it is younger than that statement's view; and unsettled runs locked in one
+order before an UPDATE of several. Only locks that end with the transaction: behind a pooler others end who knows when.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable
+from sqlalchemy.schema import CreateSchema
 from sqlalchemy.types import TypeEngine
 
-from celery_anarchon import wire
 from celery_anarchon.backends.base import Traits
 from celery_anarchon.backends.sql import NoTables, SqlBackend, Unusable
 from celery_anarchon.backends.sqltables import in_state
@@ -238,20 +237,18 @@ class PostgresBackend(SqlBackend):
 
     def _create_tables(self, connection: Connection) -> None:
         schema = self.tables.metadata.schema
+        # Who may not make schemas may not even ask for one that is there.
         if schema is not None and not inspect(connection).has_schema(schema):
-            connection.execute(CreateSchema(schema, if_not_exists=True))
+            for statement in self._before_tables():
+                connection.execute(statement)
         super()._create_tables(connection)
 
-    def ddl(self) -> list[str]:
-        """The statements that make the tables, for whoever may where the beats' own role may not."""
+    def _compiler(self) -> Any:
+        return postgresql.dialect()  # type: ignore[no-untyped-call]
+
+    def _before_tables(self) -> list[Any]:
         schema = self.tables.metadata.schema
-        dialect: Any = postgresql.dialect()  # type: ignore[no-untyped-call]
-        texts: list[Any] = [CreateSchema(schema, if_not_exists=True)] if schema is not None else []
-        for table in self.tables.metadata.sorted_tables:
-            texts += [CreateTable(table), *map(CreateIndex, table.indexes)]
-        layout = self._insert(self.tables.meta).values(key="layout", value=str(wire.LAYOUT_VERSION))
-        found = [str(text.compile(dialect=dialect)).strip() for text in texts]
-        return [*found, str(layout.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))]
+        return [] if schema is None else [CreateSchema(schema, if_not_exists=True)]
 
     def _error(self, error: SQLAlchemyError) -> BackendUnavailable:
         words, state = _words(error), _sqlstate(error)

@@ -26,6 +26,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.types import TypeEngine
 
 from celery_anarchon import wire
@@ -136,6 +137,14 @@ class SqlStore(LeaseBackend):
         """Make the tables, within a write transaction that found none."""
         self.tables.metadata.create_all(connection, checkfirst=False)
 
+    @abc.abstractmethod
+    def _compiler(self) -> Any:
+        """SQLAlchemy's dialect, for statements as text."""
+
+    def _before_tables(self) -> list[Any]:
+        """What is to be made before the tables."""
+        return []
+
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def open(self, app_name: str, *, create: bool = True) -> None:
@@ -211,6 +220,19 @@ class SqlStore(LeaseBackend):
             if not self._may_be_empty:
                 raise
             return SystemClock().wall()
+
+    def ddl(self) -> list[str]:
+        """The statements that make the tables, for whoever may where the beats' own role may not."""
+        layout = self._insert(self.tables.meta).values(key="layout", value=str(wire.LAYOUT_VERSION))
+        statements = self._before_tables()
+        for table in self.tables.metadata.sorted_tables:
+            statements += [
+                CreateTable(table),
+                *map(CreateIndex, sorted(table.indexes, key=lambda index: str(index.name))),
+            ]
+        texts = [str(statement.compile(dialect=self._compiler())) for statement in statements]
+        texts.append(str(layout.compile(dialect=self._compiler(), compile_kwargs={"literal_binds": True})))
+        return ["\n".join(line.rstrip() for line in text.strip().splitlines()) for text in texts]
 
     def _time(self, connection: Connection) -> Millis:
         return int(connection.execute(self._sql.now).scalar_one())

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import psycopg
@@ -16,6 +15,7 @@ from psycopg.rows import dict_row
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import OperationalError
 from support.postgres_servers import Postgres
+from support.redis_servers import wait_for
 
 from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.backends.postgres import PostgresBackend
@@ -108,6 +108,10 @@ class PostgresHarness(BackendHarness):
     port: ClassVar[int | None] = None
     """Where clients connect, if not to the server itself."""
 
+    @property
+    def url(self) -> str:
+        return self.server.at(self.port or self.server.port)
+
     def __exit__(self, *_: object) -> None:
         super().__exit__()
         for app in list(_APPS.values()):
@@ -115,8 +119,7 @@ class PostgresHarness(BackendHarness):
         _APPS.clear()
 
     def connect_spec(self, app_name: str | None = None) -> Callable[[], ClaimBackend]:
-        url = self.server.at(self.port or self.server.port)
-        return partial(open_postgres, self.backend, url, self.namespace, app_name or self.app_name)
+        return partial(open_postgres, self.backend, self.url, self.namespace, app_name or self.app_name)
 
     def raw_read(self, job: str, slot: Millis) -> Mapping[str, Any] | None:
         with self.server.client(row_factory=dict_row) as client:
@@ -153,6 +156,13 @@ class PostgresHarness(BackendHarness):
             finally:
                 source.patience = patience
                 self._let_in(admin, True)
+                wait_for(self._answers, "the database, open again")
+
+    def _answers(self) -> bool:
+        """Also to whom a pooler lets in."""
+        with suppress(psycopg.OperationalError), psycopg.connect(self.url, autocommit=True) as connection:
+            return bool(connection.execute("select 1").fetchone())
+        return False
 
     def _let_in(self, admin: psycopg.Connection[Any], allowed: bool) -> None:
         admin.execute(f"alter database postgres allow_connections {str(allowed).lower()}")

@@ -4,13 +4,10 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
+from conformance.postgres_harness import OverConnection, OverEngine, OverPool, PostgresHarness
+from support.postgres_servers import pgbouncer, private_postgres
 
-psycopg = pytest.importorskip("psycopg")
-
-from conformance.postgres_harness import OverConnection, OverEngine, OverPool, PostgresHarness  # noqa: E402
-from support.postgres_servers import pgbouncer, private_postgres  # noqa: E402
-
-from celery_anarchon.testing import LeaseSuite  # noqa: E402
+from celery_anarchon.testing import LeaseSuite
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,6 +16,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with private_postgres(tmp_path_factory.mktemp("postgres")) as running:
         PostgresHarness.server = running
         yield running
+
+
+@pytest.fixture(scope="module")
+def bouncer(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pgbouncer(tmp_path_factory.mktemp("pgbouncer"), server) as running:
+        Pooled.port = running.port
+        yield
 
 
 class Direct(PostgresHarness):
@@ -63,13 +67,8 @@ class TestPool(Smaller, LeaseSuite):
     harness_class = ByPool
 
 
+@pytest.mark.usefixtures("bouncer")
 class TestPgBouncer(Smaller, LeaseSuite):
     """In transaction mode, with two connections for everybody."""
 
     harness_class = Pooled
-
-    @pytest.fixture(scope="class", autouse=True)
-    def bouncer(self, server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-        with pgbouncer(tmp_path_factory.mktemp("pgbouncer"), server) as running:
-            Pooled.port = running.port
-            yield

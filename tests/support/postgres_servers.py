@@ -1,4 +1,4 @@
-"""A PostgreSQL of a test's own, a PgBouncer before it, and a line that can be cut.
+"""A PostgreSQL of a test's own, and a PgBouncer before it.
 
 The server's programs are those on PATH, of Debian's ``postgresql-NN`` (``/usr/lib/postgresql``), or in the folder that
 ANARCHON_TEST_POSTGRES_BIN names. ``initdb`` and the server refuse to be root: then they run as ``postgres``, or nobody.
@@ -12,16 +12,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from servers import Server, free_port, missing, on_path
-from support.redis_servers import Proxy, wait_for
+from support.redis_servers import wait_for
 
 USER = "tester"
 
@@ -157,7 +156,13 @@ def private_postgres(folder: Path, options: Sequence[str] = ()) -> Iterator[Post
             _as_user([*initdb, "--locale=C.UTF-8", "--no-sync"]), check=True, capture_output=True, cwd=data, timeout=120
         )
         port = free_port()
-        settings = (f"unix_socket_directories={data}", "listen_addresses=127.0.0.1", "max_connections=200", *QUICK, *options)
+        settings = (
+            f"unix_socket_directories={data}",
+            "listen_addresses=127.0.0.1",
+            "max_connections=200",
+            *QUICK,
+            *options,
+        )
         command = [str(binaries / "postgres"), "-D", str(data / "data"), "-p", str(port)]
         command += [part for setting in settings for part in ("-c", setting)]
         server = Postgres(port, PostgresProcess(_as_user(command), port, folder), data)
@@ -187,6 +192,7 @@ def pgbouncer(folder: Path, server: Postgres, pool_size: int = 2) -> Iterator[Se
             f"[databases]\n* = host=127.0.0.1 port={server.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
             f"listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {users}\n"
             f"pool_mode = transaction\ndefault_pool_size = {pool_size}\nmax_client_conn = 500\n"
+            "server_login_retry = 0.1\n"
         )
         for file in (users, config):
             file.chmod(0o644)
@@ -199,20 +205,3 @@ def pgbouncer(folder: Path, server: Postgres, pool_size: int = 2) -> Iterator[Se
             bouncer.stop()
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-class PostgresLine(Proxy):
-    """A line to a server that can lose the reply to a COMMIT that the server has made."""
-
-    def _down(self, server: Any, client: Any, asked: bytearray) -> None:
-        from support.redis_servers import _end
-
-        with suppress(OSError):
-            while data := server.recv(1 << 16):
-                if self.losing and b"COMMIT" in asked:
-                    self.lost += 1
-                    break
-                asked.clear()
-                client.sendall(data)
-        _end(server)
-        _end(client)
