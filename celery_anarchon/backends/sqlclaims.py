@@ -56,13 +56,14 @@ class SqlClaims(SqlStore):
             known = self._known(connection, others)
             # A waiting slot is claimed like one that may not overlap, whoever asks.
             tight |= {row.job for row in known.values() if row.state == _WAITING}
-            overlaps = self._overlaps(
-                connection,
-                {n: r for n, r in enumerate(requests) if r.job in tight and r.slot > floors.get(r.job, LOWEST)},
-                known,
-                won,
-                now,
-            )
+            overlaps = {}
+            if tight:
+                of_them = {
+                    number: request
+                    for number, request in enumerate(requests)
+                    if request.job in tight and request.slot > floors.get(request.job, LOWEST)
+                }
+                overlaps = self._overlaps(connection, of_them, known, won, now)
             held = [
                 r for r in others if (row := known.get(key_of(r))) and (row.owner, row.state) == (r.owner, _CLAIMED)
             ]
@@ -106,8 +107,6 @@ class SqlClaims(SqlStore):
     ) -> dict[int, Answer]:
         """Decide *requests*, all of certain jobs, in their order, and write it: the answers to those that are not to be
         answered by what is known of their slots, by number."""
-        if not requests:
-            return {}
         living: dict[str, dict[Millis, str]] = {}
         for some in chunks(sorted({request.job for request in requests.values()})):
             for row in connection.execute(self._run_sql.living_of, {"the_jobs": some}).fetchall():
