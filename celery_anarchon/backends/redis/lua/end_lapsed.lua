@@ -23,7 +23,10 @@ local function end_lapsed(row, attempt, was, state, reason)
   if run.state ~= was or not sweep or sweep > now then
     return false
   end
-  if reason == 'job-removed' then
+  if state == 'dispatched' and was ~= 'queued' then
+    return false
+  end
+  if state == 'lost' and reason == 'job-removed' then
     if over + (run.terms and run.terms.queue_timeout or day) > now then
       return false
     end

@@ -7,18 +7,21 @@ local replies = {}
 
 local function give_back(row, attempt, retries, token, message_attempt)
   local run = row.run
-  if not run_by(run, attempt, retries, token) then
-    local given = run and (run.state == 'queued' or run.state == 'retrying' or run.state == 'claimed')
-    return given and run.token == token and run.attempt == attempt
-  end
+  local state, left = 'queued', 0
   if attempt > message_attempt then
-    run.owner = nil
-    put(row, 'claimed', now)
+    state = 'claimed'
   elseif retries > 0 then
-    run.retries = retries - 1
-    put(row, 'retrying', now + run.terms.queue_timeout)
+    state, left = 'retrying', retries - 1
+  end
+  if not run_by(run, attempt, retries, token) then
+    return run and run.state == state and run_ended_by(run, attempt, left, token)
+  end
+  run.retries = left
+  if state == 'claimed' then
+    run.owner = nil
+    put(row, state, now)
   else
-    put(row, 'queued', now + run.terms.queue_timeout)
+    put(row, state, now + run.terms.queue_timeout)
   end
   return true
 end

@@ -70,13 +70,12 @@ local function start(row, attempt, retries, token, worker, given)
       answer = 'start'
     end
   end
-  if not run or (run.state == 'dispatched' and run.reason) then
-    if cjson.decode(given.terms).overlap ~= 'allow' and not alone(row) then
-      answer = 'overlaps'
-    end
-  end
   if answer == 'start' or answer == 'unknown' then
-    return answer, run_it(row, attempt, retries, token, worker, given)
+    local unguarded = not run or (run.state == 'dispatched' and run.reason)
+    if not (unguarded and cjson.decode(given.terms).overlap ~= 'allow' and not alone(row)) then
+      return answer, run_it(row, attempt, retries, token, worker, given)
+    end
+    answer = 'overlaps'
   end
   if not run then
     return answer, 1
