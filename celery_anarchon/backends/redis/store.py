@@ -72,7 +72,8 @@ class Keys:
     def of(self, job: bytes) -> tuple[bytes, ...]:
         """What the operations on one run get, in the order of their scripts."""
         shard = self.shard(job)
-        return self.leases(shard), self.runs(job), self.slots(job), self.living(job), self.free(shard)
+        names = b"leases", b"runs:" + job, b"slots:" + job, b"living:" + job, b"free"
+        return tuple(self._key(shard, name) for name in names)
 
     @property
     def workers(self) -> bytes:
@@ -86,7 +87,7 @@ class Keys:
 
     @property
     def workers_since(self) -> bytes:
-        """When the first worker with the gate was seen."""
+        """Hash: `since`, when the first worker with the gate was seen."""
         return self._key(0, b"workers-since")
 
     @property

@@ -5,7 +5,9 @@
 local now = clock()
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[2], digits(now), ARGV[1])
-redis.call('SETNX', KEYS[3], digits(now))
+if redis.call('EXISTS', KEYS[3]) == 0 then
+  redis.call('HSET', KEYS[3], 'since', digits(now))
+end
 local vanished = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '(' .. digits(now - tonumber(ARGV[3])), 'LIMIT', 0, 500)
 if #vanished > 0 then
   redis.call('HDEL', KEYS[1], unpack(vanished))
