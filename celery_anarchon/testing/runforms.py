@@ -5,6 +5,12 @@ Belongs here: one call of the contract each, with what no clause cares for fille
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
 from celery_anarchon.backends.base import ClaimBackend, ClaimRequest, Confirmation, Terms
 from celery_anarchon.backends.runs import (
     GiveBack,
@@ -17,8 +23,10 @@ from celery_anarchon.backends.runs import (
     StartResult,
     Unstarted,
 )
-from celery_anarchon.model import Answer, Millis, Overlap, Run, RunState
+from celery_anarchon.model import Answer, GateAnswer, Millis, Overlap, Run, RunState
 from celery_anarchon.testing.harness import LONG
+
+_T = TypeVar("_T")
 
 
 def terms(
@@ -183,3 +191,38 @@ def state_of(client: ClaimBackend, job: str, slot: Millis) -> RunState | None:
 
 def slot_of(run: Run) -> Millis:
     return round(run.slot.timestamp() * 1000)
+
+
+def bring(client: RunBackend, job: str, slot: Millis, state: RunState, of: Terms = PLAIN, token: str = "d") -> None:
+    """A run of attempt 1 in *state*, by the way that runs go."""
+    if state is RunState.CLAIMED:
+        assert claim_run(client, job, slot, "beat", of) is Answer.WON
+        return
+    send(client, job, slot, of)
+    if state is RunState.QUEUED:
+        return
+    if state is RunState.LOST_IN_QUEUE:
+        assert unstarted(client, job, slot)
+        return
+    assert start(client, job, slot, token, of=of).answer is GateAnswer.START
+    if state is RunState.RETRYING:
+        assert retrying(client, job, slot, token)
+    elif state is not RunState.RUNNING:
+        assert settle(client, job, slot, token, state=state)
+
+
+def at_once(calls: Sequence[Callable[[], _T]], patience: float = 60) -> list[_T]:
+    """What each returns when all begin at the same moment, each in a thread of its own."""
+    barrier = threading.Barrier(len(calls), timeout=patience)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def run(call: Callable[[], _T]) -> _T:
+        barrier.wait()
+        return call()
+
+    try:
+        with ThreadPoolExecutor(len(calls)) as crowd:
+            return list(crowd.map(run, calls))
+    finally:
+        sys.setswitchinterval(interval)

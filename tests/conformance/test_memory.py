@@ -4,9 +4,9 @@ from typing import ClassVar
 
 from conformance.harnesses import MemoryHarness
 
-from celery_anarchon.testing import LeaseSuite
+from celery_anarchon.testing import RunSuite
 
 
-class TestMemory(LeaseSuite):
+class TestMemory(RunSuite):
     harness_class = MemoryHarness
     race_slots: ClassVar[int] = 1_000
