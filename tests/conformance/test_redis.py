@@ -9,7 +9,7 @@ from conformance.test_machine import machine_for
 from conformance.test_run_machine import run_machine_for
 from support.redis_servers import cluster, private_server, wanted
 
-from celery_anarchon.testing import LeaseSuite
+from celery_anarchon.testing import RunSuite
 
 
 class Redis7(RedisHarness):
@@ -46,7 +46,7 @@ class RedisMachine(RedisHarness):
     pass
 
 
-class OnServer(LeaseSuite):
+class OnServer(RunSuite):
     flavour: ClassVar[str]
 
 
