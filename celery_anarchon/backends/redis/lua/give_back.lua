@@ -10,7 +10,7 @@ local function give_back(row, attempt, retries, token, message_attempt)
   local state, left = 'queued', 0
   if attempt > message_attempt then
     state = 'claimed'
-  elseif retries > 0 then
+  elseif retries ~= 0 then
     state, left = 'retrying', retries - 1
   end
   if not run_by(run, attempt, retries, token) then
