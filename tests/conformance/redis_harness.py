@@ -71,7 +71,8 @@ class RedisHarness(BackendHarness):
         assert found is not None and len(found["leases"]) == 1
         key = self.keys.leases(self.keys.shard(encoded(job)))
         with self.raw(key) as client:
-            client.zadd(key, {next(iter(found["leases"])): lease_until})
+            # A sweeper looks at it later where the broker comes first.
+            client.zadd(key, {next(iter(found["leases"])): lease_until + found.get("patience", 0)})
 
     def raw_forge_layout(self, version: int) -> None:
         with self.raw(self.keys.meta) as client:
@@ -115,7 +116,7 @@ class ValkeyHarness(RedisHarness):
 
 class ClusterHarness(RedisHarness):
     def node(self, key: bytes) -> Private:
-        from celery_anarchon.backends.redis.connect import hash_slot
+        from celery_anarchon.backends.redis.cluster import hash_slot
 
         nodes: Cluster = self.server
         return nodes.node_of(hash_slot(key))
