@@ -40,6 +40,7 @@ from celery_anarchon.outage import Outage
 from celery_anarchon.publishing import BrokerAway, Dispatch, Publisher, PublishUnclear
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
+from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper, Taken
 from celery_anarchon.timetable import At
 from celery_anarchon.wants import Want, Won, batches, move_cursors
@@ -104,6 +105,7 @@ class Dispatcher:
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
+        self._skips = Skips(backend, self.fanout)
         self._sweeper = Sweeper(
             backend, self.settings, self.clock, self._job_named, self.fanout, owner=owner, label=label
         )
@@ -159,6 +161,7 @@ class Dispatcher:
                 self._register()
                 self._dispatch_due()
                 self._sweep_when_due()
+                self._skips.tell()
         except AnarchonError as error:
             self._store_failed(error)
         except Exception as error:
@@ -232,6 +235,7 @@ class Dispatcher:
             self.fanout.emit(events.Claimed(job=job.name, slot=want.slot, answer=result.answer))
             if result.answer is Answer.WON:
                 won.append(Won(job, want.slot, result.attempt, deadline, want))
+                self._skips.won(job.name)
             elif result.answer is Answer.TOO_EARLY:
                 want.watched.not_before = self.clock.wall() + TOO_EARLY_WAIT
             elif result.answer is Answer.WAIT:
@@ -241,6 +245,8 @@ class Dispatcher:
                 if result.answer in (Answer.SKIPPED, Answer.WAITING):
                     # It has a record now, so an old one of its job may have to go.
                     self._roster.touched(want.watched)
+                if result.answer is Answer.SKIPPED:
+                    self._skips.skipped(job.name)
         return won
 
     def _request(self, job: Job, slot: Millis) -> ClaimRequest:
