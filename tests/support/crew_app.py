@@ -46,7 +46,9 @@ def write(task: Task, event: str, **more: Any) -> None:
         **more,
     }
     if run is not None:
-        line |= {"job": run.job, "slot": round(run.slot.timestamp() * 1000), "attempt": run.attempt, "lost": run.lost}
+        line |= {"job": run.job, "slot": round(run.slot.timestamp() * 1000), "attempt": run.attempt}
+        if event == "end":
+            line["lost"] = run.lost
     # One write of one line: appended whole, whoever else writes.
     handle = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, (json.dumps(line) + "\n").encode())

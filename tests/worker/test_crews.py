@@ -31,18 +31,18 @@ def job(task: str, seconds: float = 1, *, options: dict[str, Any] | None = None,
 def test_every_outcome(crew: Callable[..., Crew]) -> None:
     """Each ends its run in the right state, for the right reason, and frees its guard: no run stays behind."""
     outcomes = {
-        "works": (job("work"), RunState.SUCCEEDED, None),
-        "fails": (job("fail"), RunState.FAILED, "exception"),
-        "ignores": (job("ignore"), RunState.SUCCEEDED, "ignored"),
-        "rejects": (job("reject"), RunState.FAILED, "rejected"),
-        "retries": (job("again"), RunState.SUCCEEDED, None),
-        "too-long": (job("work", 3, args=[30], timeout=1), RunState.TIMED_OUT, "time-limit"),
-        "soft": (job("work", 3, args=[30], options={"soft_time_limit": 1}), RunState.TIMED_OUT, "soft-time-limit"),
-        "dies": (job("die"), RunState.LOST, "worker-lost"),
-        "dies-late": (job("die.late"), RunState.LOST, "worker-lost"),
-        "expires": (job("work", options={"expires": -1}, queue_timeout=60), RunState.LOST_IN_QUEUE, "expired"),
-        "unknown": (job("no.such.task"), RunState.LOST_IN_QUEUE, "unknown-task"),
-        "skips": (job("work", overlap="skip"), RunState.SUCCEEDED, None),
+        "works": (job("work", 5), RunState.SUCCEEDED, None),
+        "fails": (job("fail", 5), RunState.FAILED, "exception"),
+        "ignores": (job("ignore", 5), RunState.SUCCEEDED, "ignored"),
+        "rejects": (job("reject", 5), RunState.FAILED, "rejected"),
+        "retries": (job("again", 5), RunState.SUCCEEDED, None),
+        "too-long": (job("work", 5, args=[30], timeout=1), RunState.TIMED_OUT, "time-limit"),
+        "soft": (job("work", 5, args=[30], options={"soft_time_limit": 1}), RunState.TIMED_OUT, "soft-time-limit"),
+        "dies": (job("die", 5), RunState.LOST, "worker-lost"),
+        "dies-late": (job("die.late", 5), RunState.LOST, "worker-lost"),
+        "expires": (job("work", 5, options={"expires": -1}, queue_timeout=60), RunState.LOST_IN_QUEUE, "expired"),
+        "unknown": (job("no.such.task", 5), RunState.LOST_IN_QUEUE, "unknown-task"),
+        "skips": (job("work", 5, overlap="skip"), RunState.SUCCEEDED, None),
     }
     fleet = crew(jobs={name: entry for name, (entry, _, _) in outcomes.items()})
     fleet.worker(concurrency=4)
@@ -52,7 +52,7 @@ def test_every_outcome(crew: Callable[..., Crew]) -> None:
         runs = [run for run in fleet.reader.history(name, 100) if run.state in ENDS]
         return runs[-1] if runs else None
 
-    found = {name: until(lambda name=name: ended(name), name) for name in outcomes}
+    found = {name: until(lambda name=name: ended(name), name, 120) for name in outcomes}
     assert beat.stop() == 0
     assert {name: (run.state, run.reason) for name, run in found.items()} == {
         name: (state, reason) for name, (_, state, reason) in outcomes.items()
@@ -102,7 +102,7 @@ def test_a_beat_frozen_before_its_confirm(crew: Callable[..., Crew]) -> None:
     first = fleet.fleet.beat(
         "first", scheduler="crew_hooks:HookedScheduler", FLEET_HOOK=f"after-publish:pause:{hook}", FLEET_CONFIG="{}"
     )
-    until(lambda: first.state() == "T", "the pause of the first beat")
+    until(lambda: first.state == "T", "the pause of the first beat")
     fleet.beat("second")
     # Both messages are there before any worker is.
     until(lambda: fleet.waiting() >= 2, "the second message")
@@ -119,8 +119,9 @@ def test_a_beat_frozen_before_its_confirm(crew: Callable[..., Crew]) -> None:
 def test_redelivered_while_it_runs(crew: Callable[..., Crew]) -> None:
     """A visibility timeout shorter than the body, late acknowledgement: stock executes it again and again."""
     fleet = crew(
-        jobs={"job": job("late", 15, args=[8])},
-        settings={"broker_transport_options": {"visibility_timeout": 2}},
+        # Celery looks for what is overdue each 10 s.
+        jobs={"job": job("late", 60, args=[13])},
+        settings={"broker_transport_options": {"visibility_timeout": 1}},
     )
     fleet.worker("one")
     fleet.worker("two")
@@ -176,7 +177,7 @@ def test_the_default_scheduler(crew: Callable[..., Crew]) -> None:
     assert not list(fleet.folder.glob("schedule*"))
     beat = fleet.beat("alone")
     stock = fleet.worker("stock", CREW_GATE="no")
-    line = until(lambda: [found for found in fleet.lines("start") if found["worker"].startswith("stock")], "stock")[0]
+    line = until(lambda: [found for found in fleet.lines("end") if found["worker"].startswith("stock")], "stock")[0]
     assert line["job"] == "job" and line["lost"] is False
     assert beat.stop() == 0 and stock.stop(30) == 0
 
