@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,7 +32,8 @@ from celery_anarchon.testing.harness import LONG, abandon, give_up, raised_by
 from celery_anarchon.testing.runforms import ask_run, confirm_run, give_back, slot_of, terms
 
 JOBS = st.sampled_from(["job", "job", "job", "other"])
-NUMBERS = st.integers(0, 2)
+SLOTS = range(4)
+NUMBERS = st.sampled_from(SLOTS)
 OWNERS = st.sampled_from(["x", "y"])
 CLIENTS = st.integers(0, 1)
 FAULTS = st.sampled_from([False, False, False, True])
@@ -46,6 +47,9 @@ ENDINGS = st.sampled_from(
         (RunState.LOST_IN_QUEUE, "queue-timeout"),
         (RunState.DISPATCHED, "no-gate-seen"),
     ]
+)
+STEPS_OF_A_BEAT = st.sampled_from(
+    ["confirm", "confirm", "confirm", "abandon", RunState.NOT_SENT, RunState.MISFIRE, RunState.SUPERSEDED]
 )
 WRONG = st.sampled_from([(0, 0), (0, 0), (0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)])
 """What is added to the right attempt and retries."""
@@ -175,9 +179,7 @@ class RunMachine(RuleBasedStateMachine):
         data=st.data(),
         owner=st.sampled_from([None, None, None, "x", "y"]),
         wrong=st.sampled_from([0, 0, 0, 1, -1]),
-        step=st.sampled_from(
-            ["confirm", "confirm", "confirm", "abandon", RunState.NOT_SENT, RunState.MISFIRE, RunState.SUPERSEDED]
-        ),
+        step=STEPS_OF_A_BEAT,
         lost=FAULTS,
     )
     def a_beat_goes_on(
@@ -185,15 +187,14 @@ class RunMachine(RuleBasedStateMachine):
     ) -> None:
         """Its holder, or one that was, or one that never was."""
         claim = data.draw(st.sampled_from(self.claimed + self.claimed[-1:] * 3))
-        who = owner or claim.owner
+        self.go_on(client, replace(claim, owner=owner or claim.owner, attempt=claim.attempt + wrong), step, lost)
 
+    def go_on(self, client: int, claim: Claim, step: Any, lost: bool = False) -> None:
         def call(side: Side) -> bool:
-            slot, attempt = side.at(claim.number), claim.attempt + wrong
+            who = side.client, claim.job, side.at(claim.number), claim.owner, claim.attempt
             if step == "confirm":
-                return confirm_run(side.client, claim.job, slot, who, attempt)
-            if step == "abandon":
-                return abandon(side.client, claim.job, slot, who, attempt)
-            return give_up(side.client, claim.job, slot, who, attempt, step)
+                return confirm_run(*who)
+            return abandon(*who) if step == "abandon" else give_up(*who, step)
 
         self.both(client, call, lost)
 
@@ -259,7 +260,7 @@ class RunMachine(RuleBasedStateMachine):
         if len(self.claimed) == before:
             return
         if confirmed:
-            self.both(client, lambda side: confirm_run(side.client, job, side.at(number), "x", 1))
+            self.go_on(client, self.claimed[-1], "confirm")
         if step != "none":
             self.begin_body(client, self.messages[-1], self.new_token(self.messages[-1]), False)
         if step in ("retrying", "settle"):
@@ -274,6 +275,8 @@ class RunMachine(RuleBasedStateMachine):
         self.lapse(job, number, 1)
         if by == "sweeper":
             self.take_over(client, job, number, grip.attempt, "y", False)
+            if self.claimed and self.claimed[-1].owner == "y":
+                self.go_on(client, self.claimed[-1], data.draw(STEPS_OF_A_BEAT))
         elif by == "redelivery":
             self.begin_body(client, grip.message, self.new_token(grip.message), False)
         elif by == "old holder":
@@ -466,7 +469,7 @@ class RunMachine(RuleBasedStateMachine):
         return number, run.state, run.attempt, run.reason, run.beat, run.worker, run.refused, blocker
 
     def numbered(self, side: Side, job: str, run_id: str) -> int | str:
-        numbers = {wire.run_id(side.client.namespace, job, side.at(number)): number for number in range(3)}
+        numbers = {wire.run_id(side.client.namespace, job, side.at(number)): number for number in SLOTS}
         return numbers.get(run_id, run_id)
 
     @invariant()
