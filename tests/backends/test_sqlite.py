@@ -773,7 +773,7 @@ def test_every_statement_finds_its_rows_by_an_index(path: Path, opened: Any) -> 
         if any(re.match(r"SCAN (anarchon|inner|outer)", step) for step in plan)
     }
     assert walks == {}
-    (lapsed,) = [plan for statement, plan in plans.items() if "lease_until <= ?" in statement and "LIMIT" in statement]
+    (lapsed,) = [plan for statement, plan in plans.items() if "patience <= ?" in statement and "LIMIT" in statement]
     assert any("USING INDEX anarchon_runs_lease" in step for step in lapsed), lapsed
 
 
