@@ -169,6 +169,11 @@ def _backend_class(scheme: str, url: str) -> Any:
             f"{masked(url)}: write sqlite:/// and the path, without a driver: it is always Python's own sqlite3; "
             "for another driver hand SqliteBackend a SQLAlchemy Engine"
         )
+    if scheme.startswith(("postgresql+", "postgres+")):
+        raise ConfigurationError(
+            f"{masked(url)}: write postgresql:// without a driver: it is always psycopg 3, and libpq reads the rest; "
+            "or hand PostgresBackend a SQLAlchemy Engine"
+        )
     if scheme in _EXTRAS or scheme.partition("+")[0] in _EXTRAS:
         raise ConfigurationError(f"{masked(url)}: {scheme}:// is not in this release, which has {offered}")
     raise ConfigurationError(
