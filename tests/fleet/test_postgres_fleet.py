@@ -121,7 +121,7 @@ def freeze(server: Postgres, seconds: float) -> None:
 
 
 def test_connections_that_are_terminated_again_and_again(server: Postgres, fleet: Beats) -> None:
-    # Some slots are missed meanwhile, and of those missed the latest is sent: that is the rule for a store that was away.
+    # Of slots that are missed while the store is away the latest is sent.
     trouble(fleet, lambda: terminate(server, fleet, 4), missing=True)
 
 
