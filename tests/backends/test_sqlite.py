@@ -22,6 +22,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.pool import StaticPool
 
 from celery_anarchon.backends import sqlite as module
+from celery_anarchon.backends import sqliteconnections
 from celery_anarchon.backends.base import Beat, ClaimRequest, Confirmation, GivenUp, Hold, Keep, Sighting, Takeover
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch
@@ -583,11 +584,11 @@ def test_a_network_file_system_is_warned_of(
     shared.mkdir()
     shared_there = str(shared).replace(" ", "\\040")
     mounts.write_text(f"/dev/vda / ext4 rw 0 0\nnas:/x {shared_there} nfs4 rw 0 0\nbroken\n")
-    find = module._network_file_system
+    find = sqliteconnections.network_file_system
     assert find(shared / "a.db", mounts) == "nfs4"
     assert find(tmp_path / "a.db", mounts) is None
     assert find(tmp_path / "a.db", tmp_path / "none") is None
-    monkeypatch.setattr(module, "_network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr(sqliteconnections, "network_file_system", lambda path: "nfs4")
     with caplog.at_level(logging.WARNING, "celery_anarchon.backend"):
         opened(path)
     (message,) = caplog.messages
