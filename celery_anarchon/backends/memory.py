@@ -257,7 +257,7 @@ class MemoryBackend(MemoryRuns):
                     job=job,
                     slot=slot,
                     attempt=record.attempt,
-                    abandoned=record.owner is None,
+                    abandoned=record.state is RunState.CLAIMED and record.owner is None,
                     state=record.state,
                     max_attempts=None if record.terms is None else record.terms.max_attempts,
                     reason=record.reason,

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from celery_anarchon.backends.base import Keep
 from celery_anarchon.backends.runs import RunBackend
-from celery_anarchon.model import SETTLED, Answer, GateAnswer, Millis, RunState
+from celery_anarchon.model import SETTLED, Answer, GateAnswer, Millis, Overlap, RunState
 from celery_anarchon.testing.harness import BackendHarness, abandon, give_up, take
 from celery_anarchon.testing.leases import LeaseSuite
 from celery_anarchon.testing.runforms import (
@@ -173,6 +173,20 @@ class GateSuite(LeaseSuite):
             assert start(other, "job", slot, "g", 1, 1, terms(3)).answer is GateAnswer.STALE
         run = look(client, "job", slot)
         assert run is not None and (run.state, run.attempt, run.refused) == (RUNNING, 2, 6)
+
+    def test_W9_also_of_what_guards_nothing_any_more(self, harness: BackendHarness) -> None:
+        """An old message of a run that was given up is reported as an overlap: the person looks for the wrong thing."""
+        client, other = harness.connect_run(), harness.connect_run()
+        slot, of = self.base(client), terms(3, Overlap.SKIP)
+        bring(client, "job", slot, RUNNING, of)
+        harness.lapse("job", slot)
+        assert take(other, "job", slot, "x") == 2
+        assert confirm_run(other, "job", slot, "x", 2)
+        harness.lapse("job", slot)
+        assert end_lapsed(client, "job", slot, QUEUED, 2, DISPATCHED, "no-gate-seen")
+        bring(client, "job", slot + 1, RUNNING, of)
+        assert start(other, "job", slot, "e", 1, 0, of).answer is GateAnswer.STALE
+        assert start(other, "job", slot, "f", 2, 0, of).answer is GateAnswer.OVERLAPS
 
     def test_W10_what_was_sent_starts_confirmed_or_not(self, harness: BackendHarness) -> None:
         """The worker is faster than the confirm: refused, its message is gone. Or a beat that follows no runs meets

@@ -36,6 +36,7 @@ from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.model import Answer, Millis, Run, RunState
+from celery_anarchon.testing.runsaboteurs import RUN_SABOTEURS
 
 
 class ReadsThenClaims(MemoryBackend):
@@ -379,6 +380,17 @@ class FirstOwnerStays(MemoryBackend):
         return super()._confirm(space, now, confirmation)
 
 
+class AbandonsWhatOthersHold(MemoryBackend):
+    """L6: abandon frees the lease, whoever has it."""
+
+    def _abandon(self, space: Any, now: Millis, hold: Hold) -> bool:
+        record = space.find(hold.job, hold.slot)
+        if record is not None and record.state in (RunState.CLAIMED, RunState.RUNNING):
+            record.lease_until = now
+            return True
+        return super()._abandon(space, now, hold)
+
+
 class RefusesEverybody(MemoryBackend):
     """L7: after a takeover nobody may write."""
 
@@ -504,7 +516,7 @@ SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend], ...]] = {
     "L3": (TakesFromTheList,),
     "L4": (CountsTakeovers,),
     "L5": (AbandonsToTheLease, AbandonsByForgetting),
-    "L6": (FirstOwnerStays,),
+    "L6": (FirstOwnerStays, AbandonsWhatOthersHold),
     "L7": (RefusesEverybody,),
     "L8": (TakesOnce,),
     "L9": (OneBeatForEachLabel, NeverLeaves),
@@ -512,5 +524,6 @@ SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend], ...]] = {
     "X2": (AsksThroughAThread,),
     "X3": (WaitsForItself,),
     "X4": (AnybodysNamespace,),
+    **RUN_SABOTEURS,
 }
 """Clause -> the backends that break it."""
