@@ -40,6 +40,7 @@ from celery_anarchon.outage import Outage
 from celery_anarchon.publishing import BrokerAway, Dispatch, Publisher, PublishUnclear
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
+from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper, Taken
 from celery_anarchon.timetable import At
 from celery_anarchon.wants import Want, Won, batches, move_cursors
@@ -51,6 +52,7 @@ SETTLING: Millis = 2 * STALL
 it, and a record would take it away from it."""
 
 TOO_EARLY_WAIT: Millis = 1_000
+OVERLAP_WAIT: Millis = 500
 UNCLEAR_WAIT = 0.5
 
 REGISTER_BATCH = 500
@@ -103,7 +105,10 @@ class Dispatcher:
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
-        self._sweeper = Sweeper(backend, self.settings, self.clock, self._job_named, owner=owner, label=label)
+        self._skips = Skips(backend, self.fanout)
+        self._sweeper = Sweeper(
+            backend, self.settings, self.clock, self._job_named, self.fanout, owner=owner, label=label
+        )
 
     def open(self) -> None:
         """Open the store. One that is away is tried again by each tick: a beat never stops for that.
@@ -156,6 +161,7 @@ class Dispatcher:
                 self._register()
                 self._dispatch_due()
                 self._sweep_when_due()
+                self._skips.tell()
         except AnarchonError as error:
             self._store_failed(error)
         except Exception as error:
@@ -222,27 +228,37 @@ class Dispatcher:
     def _claim(self, batch: Sequence[Want]) -> list[Won]:
         self._pulse.look()
         deadline = self.clock.monotonic() + self.settings.lease / 1000
-        requests = [
-            ClaimRequest(
-                job=want.watched.job.name,
-                slot=want.slot,
-                owner=self.owner,
-                beat=self.label,
-                lease=self.settings.lease,
-            )
-            for want in batch
-        ]
+        requests = [self._request(want.watched.job, want.slot) for want in batch]
         won: list[Won] = []
         for want, result in zip(batch, self.backend.claim(requests), strict=True):
             job = want.watched.job
             self.fanout.emit(events.Claimed(job=job.name, slot=want.slot, answer=result.answer))
             if result.answer is Answer.WON:
                 won.append(Won(job, want.slot, result.attempt, deadline, want))
+                self._skips.won(job.name)
             elif result.answer is Answer.TOO_EARLY:
                 want.watched.not_before = self.clock.wall() + TOO_EARLY_WAIT
+            elif result.answer is Answer.WAIT:
+                want.watched.not_before = self.clock.wall() + OVERLAP_WAIT
             else:
                 want.decided = True
+                if result.answer in (Answer.SKIPPED, Answer.WAITING):
+                    # It has a record now, so an old one of its job may have to go.
+                    self._roster.touched(want.watched)
+                if result.answer is Answer.SKIPPED:
+                    self._skips.skipped(job.name)
         return won
+
+    def _request(self, job: Job, slot: Millis) -> ClaimRequest:
+        followed = job.options.needs_workers or self._roster.had_workers
+        return ClaimRequest(
+            job=job.name,
+            slot=slot,
+            owner=self.owner,
+            beat=self.label,
+            lease=self.settings.lease,
+            terms=job.terms if followed else None,
+        )
 
     def _publish(self, won: Iterable[Won]) -> None:
         for item in won:
@@ -280,7 +296,16 @@ class Dispatcher:
             self._ledger.give_up(self._ending(item, RunState.NOT_SENT, "publish-error"))
         else:
             self.fanout.emit(events.Sent(job=job, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
-            self._ledger.confirm(Confirmation(job=job, slot=slot, owner=self.owner, attempt=item.attempt, late=late))
+            self._ledger.confirm(
+                Confirmation(
+                    job=job,
+                    slot=slot,
+                    owner=self.owner,
+                    attempt=item.attempt,
+                    late=late,
+                    delay=item.job.delay(self.clock.wall()),
+                )
+            )
             watched = self.agenda.get(job)
             if watched is not None:
                 self._roster.touched(watched)
@@ -344,20 +369,47 @@ class Dispatcher:
             self._sweeper.wait()
             return
         won = []
-        for claim in self._sweeper.take_over(others_live=self._roster.others_live):
+        for claim in self._sweeper.take_over(others_live=self._roster.others_live, agreed=self._roster.agreed):
             item = Won(claim.job, claim.slot, claim.attempt, claim.deadline)
             if self._goes_on(claim, item):
                 won.append(item)
         self._publish(won)
+        self._publish(self._claim_waiting())
+
+    def _claim_waiting(self) -> list[Won]:
+        """Slots that waited for the end of a run, now that it has ended."""
+        deadline = self.clock.monotonic() + self.settings.lease / 1000
+        ready = self._sweeper.ready()
+        won = []
+        results = self.backend.claim([self._request(job, slot) for job, slot in ready]) if ready else []
+        for (job, slot), result in zip(ready, results, strict=True):
+            self.fanout.emit(events.Claimed(job=job.name, slot=slot, answer=result.answer))
+            if result.answer is Answer.WON:
+                item = Won(job, slot, result.attempt, deadline)
+                if self._sweeper.in_time(job, slot):
+                    won.append(item)
+                else:
+                    self._give_up(item, RunState.MISFIRE, "max-late")
+        return won
+
+    def _give_up(self, item: Won, state: RunState, reason: str) -> None:
+        self._ledger.give_up(self._ending(item, state, reason))
+        self.fanout.emit(events.SlotsGivenUp(job=item.job.name, state=state, reason=reason, total=1, newest=item.slot))
 
     def _goes_on(self, claim: Taken, item: Won) -> bool:
         """Whether what was taken over is to be published; else it is given up here."""
-        job, slot = claim.job.name, claim.slot
-        self.fanout.emit(events.TookOver(job=job, slot=slot, attempt=claim.attempt, abandoned=claim.abandoned))
+        self.fanout.emit(
+            events.TookOver(
+                job=claim.job.name,
+                slot=claim.slot,
+                attempt=claim.attempt,
+                abandoned=claim.abandoned,
+                started=claim.started,
+            )
+        )
         if claim.end is None:
             return True
-        self._ledger.give_up(self._ending(item, claim.end, claim.reason))
-        self.fanout.emit(events.SlotsGivenUp(job=job, state=claim.end, reason=claim.reason, total=1, newest=slot))
+        self._give_up(item, claim.end, claim.reason)
         return False
 
     def _job_named(self, name: str) -> Job | None:
