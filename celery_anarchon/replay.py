@@ -338,13 +338,18 @@ def _reads(owner: Any, name: str) -> str | None:
 def key_of(schedule: Any, zone: ZoneInfo) -> str:
     """Canonical text of what a schedule object is made of: the same in every process, another when it is edited."""
     cls = type(schedule)
-    own = {name: value for name, value in vars(schedule).items() if not name.startswith(_NOT_MEANT)}
+    own = {
+        name: value
+        for name, value in vars(schedule).items()
+        if name not in _NOT_MEANT and not name.startswith(_SPELLING)
+    }
     digest = hashlib.sha256(_text(own, 6).encode()).hexdigest()[:16]
     return f"custom {cls.__module__}.{cls.__qualname__} {digest} {zone.key}"
 
 
-_NOT_MEANT = ("_app", "app", "nowfun", "tz", "utc_enabled", "_orig_")
-"""Where it runs, and how a crontab's fields were spelled."""
+_NOT_MEANT = frozenset({"_app", "app", "nowfun", "tz", "utc_enabled"})
+_SPELLING = "_orig_"
+"""How a crontab's fields were written; beside it stands what they mean."""
 _PLAIN = (type(None), bool, int, float, str, bytes, date, time_of_day, timedelta)
 
 
