@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone, tzinfo
+from functools import lru_cache
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -375,13 +376,22 @@ def _kind(schedule: Any) -> Kind:
 
 def _known_kind(schedule: Any) -> Kind | None:
     """The kind of a schedule object whose slots have rules here."""
+    cls: Any = type(schedule)
+    kind = _kind_of_class(cls)
+    # Intervals of ours are not relative, whatever they say.
+    if kind is Kind.INTERVAL and isinstance(schedule, stock.schedule) and schedule.relative:
+        return Kind.CRON if _relative_crontab(schedule.run_every) else kind
+    return kind
+
+
+@lru_cache(maxsize=512)
+def _kind_of_class(cls: Any) -> Kind | None:
     # The exact class: how it searches is not asked, and a subclass may search otherwise.
-    if type(schedule) is stock.solar:
+    if cls is stock.solar:
         return Kind.SOLAR
     for known, kind in _KINDS:
-        if isinstance(schedule, known) and not _says_itself_when(type(schedule), known):
-            relative = known is stock.schedule and schedule.relative and _relative_crontab(schedule.run_every)
-            return Kind.CRON if relative else kind
+        if issubclass(cls, known) and not _says_itself_when(cls, known):
+            return kind
     return None
 
 
