@@ -305,7 +305,11 @@ def _watched(found: list[str]) -> Iterator[None]:
         what = _reads(getattr(function, "__self__", None), getattr(function, "__name__", ""))
         # A log record has the time on it, and means nothing by it.
         if what and not str(frame.f_globals.get("__name__")).startswith("logging"):
-            found.append(f"it calls {what} ({PurePath(frame.f_code.co_filename).name}, line {frame.f_lineno})")
+            caller: FrameType | None = frame
+            while caller is not None and caller.f_globals.get("__name__") == "random":
+                caller = caller.f_back
+            place = caller or frame
+            found.append(f"it {what} ({PurePath(place.f_code.co_filename).name}, line {place.f_lineno})")
 
     before, collects = sys.getprofile(), gc.isenabled()
     # What a collection calls back has nothing to do with the object, and may look at a clock.
@@ -324,11 +328,11 @@ _CHANCE = getattr(random.random, "__self__", None)
 
 def _reads(owner: Any, name: str) -> str | None:
     if isinstance(owner, type):
-        return f"{owner.__name__}.{name}()" if issubclass(owner, date) and name in _READERS_OF_DATES else None
+        return f"calls {owner.__name__}.{name}()" if issubclass(owner, date) and name in _READERS_OF_DATES else None
     if owner is time:
-        return f"time.{name}()" if name in _READERS_OF_TIME else None
+        return f"calls time.{name}()" if name in _READERS_OF_TIME else None
     if owner is _CHANCE or name == "urandom":
-        return "random numbers"
+        return "takes random numbers"
     return None
 
 

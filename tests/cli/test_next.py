@@ -465,7 +465,7 @@ def test_a_class_that_names_no_slots(app: Celery, call: Callable[..., Any]) -> N
     answer = call("next", "--at", MIDNIGHT, "--count", "2")
     assert answer.code == 0
     assert "2026-04-03T00:00:00.000Z" in answer.out
-    assert "No slots are known beforehand: dice, because it calls random numbers (test_next.py, line " in answer.out
+    assert "No slots are known beforehand: dice, because it takes random numbers (test_next.py, line " in answer.out
     assert call("next", "dice", "--json").json == []
     assert [each["job"] for each in call("next", "--at", MIDNIGHT, "--count", "2", "--json").json] == ["friday"] * 2
     assert call("next", "--around-dst").code == 0

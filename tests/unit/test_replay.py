@@ -282,7 +282,7 @@ def test_one_that_falls_silent_later() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (Jittered(60), "it calls random numbers (random.py, line "),
+        (Jittered(60), "it takes random numbers (test_replay.py, line "),
         (WallClock(), "it calls datetime.now() (test_replay.py, line "),
         (WallSeconds(), "it calls time.time() (test_replay.py, line "),
         (BusinessHours(600), "when it is due depends on when it last ran"),
