@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule
+from support.engine import START, World, job
 
 from celery_anarchon import replay, schedules
 from celery_anarchon.errors import ConfigurationError
@@ -490,3 +491,40 @@ def test_what_cannot_be_registered(registered: Callable[..., None], cls: Any) ->
         registered(cls, lambda _: Interval(60_000))
     with pytest.raises(ConfigurationError, match="cannot be called with a schedule"):
         registered(Shifts, None)
+
+
+# --- beats ------------------------------------------------------------------------------------------------------------
+
+
+class Closed(crontab):  # type: ignore[misc]
+    """Every half hour, and closed for some hours of one day: what the test of it does not come upon."""
+
+    def is_due(self, last_run_at: datetime) -> Any:
+        now = self.now()
+        if now.date() == date(2026, 3, 29) and 3 <= now.hour < 5:
+            return False, 600.0
+        return super().is_due(last_run_at)
+
+
+def test_beats_that_come_and_go_send_one_row() -> None:
+    """Also those that start, or are restarted, in the middle of what is closed: the store's last slot puts them in."""
+
+    def definition() -> Any:
+        return job("closed", timetable=of(Closed(minute="15,45"), timezone="UTC"))
+
+    world = World()
+    assert time_text(START) == "2026-03-29T01:00:00.000Z"
+    world.beat("a", definition())
+    world.run(50 * MINUTE)
+    world.beat("b", definition())
+    world.run(77 * MINUTE)
+    world.beats.pop("a").close()
+    world.run(64 * MINUTE)
+    world.beat("c", definition())
+    world.run(20 * MINUTE)
+    world.beats.pop("b").close()
+    world.beat("d", definition())
+    world.run(120 * MINUTE)
+    expected = ["01:15", "01:45", "02:15", "02:45", "05:00", "05:15", "05:45", "06:15"]
+    assert [(name, time_text(slot)[11:16]) for name, slot in world.outbox.slots] == [("closed", at) for at in expected]
+    assert len(world.beats) == 2
