@@ -53,7 +53,7 @@ _CELERY_PREFIXES = ("sqla+", "db+")
 _SEVERAL_HOSTS = frozenset({"nats", "tls", "sentinel", "redis+cluster"})
 _TOKENS = frozenset({"nats", "tls"})
 _HOST = re.compile(r"([^:@]*(:[^:@]*)?@)?[^:@/]+(:\d*)?(/.*)?")
-_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|passwd|pwd|token|secret)[^=&]*=)[^&#]*", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:pass|pwd|tok|auth|secret|key|cred)[^=&]*=)[^&#]*", re.IGNORECASE)
 
 
 def backend_from(value: Any, **options: Any) -> ClaimBackend:

@@ -204,7 +204,7 @@ class LeaseSuite(ClaimSuite):
         assert claim(client, "sent", base, "a") is WON
         harness.lapse("sent", base)
         assert confirm(client, "sent", base, "a")
-        for number, ago in ((3, 1_000), (0, 3_000), (4, 2_000)):
+        for number, ago in ((3, 20_000), (0, 180_000), (4, 90_000)):
             harness.lapse(f"job {number}", base, ago)
         assert self.lapsed(client) == [("job 0", base), ("job 4", base), ("job 3", base)]
         assert self.lapsed(client, 2) == [("job 0", base), ("job 4", base)]
