@@ -241,6 +241,13 @@ class Dispatcher:
                 want.watched.not_before = self.clock.wall() + TOO_EARLY_WAIT
             else:
                 want.decided = True
+                if result.answer is Answer.TOO_OLD and self._journal.applies:
+                    # The store has recorded it, where it knows that nobody has sent it.
+                    self.fanout.emit(
+                        events.SlotsGivenUp(
+                            job=job.name, state=RunState.MISFIRE, reason="too-old", total=1, newest=want.slot
+                        )
+                    )
                 if doubted and not self.backend.traits.knows_owner:
                     self.fanout.emit(events.ClaimUnresolved(job=job.name, slot=want.slot))
         return won

@@ -49,12 +49,12 @@ class Idmp(Forgetful):
         words = super()._words(reply)
         if words and words[0] == b"other":
             # Said before anything is written.
-            _, duration, size, key = words
+            _, duration, size, key = map(decoded, words)
+            wanted = f"{self._memory // 1000} and {self._options['max_size']}"
             raise LayoutMismatch(
-                f"{self.describe()}: stream {decoded(key)} has IDMP-DURATION {decoded(duration)} and IDMP-MAXSIZE "
-                f"{decoded(size)}, and this beat wants {self._memory // 1000} and {self._options['max_size']}. Changing "
-                "them would forget claims, so nothing was written: use the same values in all beats, or delete the "
-                "stream while none runs"
+                f"{self.describe()}: stream {key} has IDMP-DURATION {duration} and IDMP-MAXSIZE {size}, and this beat "
+                f"wants {wanted}. Changing them would forget claims, so nothing was written: use the same values in "
+                "all beats, or delete the stream while none runs"
             )
         return words
 

@@ -30,7 +30,7 @@ for i = 0, #KEYS / 2 - 1 do
         break
       end
       if run and run.state == 'claimed' and run.claimed_at > now - BUSY then
-        first = first + 1
+        first, surplus = first + 1, surplus - 1
       elseif dropped == left then
         more = 1
         stayed = true
