@@ -489,10 +489,13 @@ class Dispatcher:
     def _send_or_lose(self) -> None:
         """The stop where nobody takes over: what is still held is sent now, or lost, and that is said."""
         waiting, self._unclear = self._unclear, []
-        if waiting and self._broker_answers(at_once=True):
-            while waiting and not self._unclear:
-                # After one that failed the others would only be waited for.
-                self._publish_one(waiting.pop(0))
+        try:
+            if waiting and self._broker_answers(at_once=True):
+                while waiting and not self._unclear:
+                    # After one that failed the others would only be waited for.
+                    self._publish_one(waiting.pop(0))
+        except Exception as error:
+            logger.warning("could not send everything before the stop: %s", error)
         for item in [*self._unclear, *waiting]:
             self._lose(item, RunState.NOT_SENT, "beat-stopped")
         self._unclear = []

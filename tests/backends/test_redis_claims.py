@@ -240,6 +240,50 @@ def test_idmp_is_refused_where_the_server_lacks_it(
             assert client.dbsize() == 0
 
 
+def test_what_evicts_claims_is_warned_of(tmp_path: Path, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    with private_server(tmp_path) as running:
+        for policy, strategy, warned in (
+            ("volatile-lru", SCRIPT, True),
+            ("volatile-lru", "stream-id", False),
+            ("allkeys-lru", "stream-id", True),
+            ("noeviction", SCRIPT, False),
+        ):
+            with running.client() as client:
+                client.config_set("maxmemory-policy", policy)
+            caplog.clear()
+            with opened(running, prefix + str(strategy), strategy):
+                assert any(f"maxmemory-policy is {policy}" in line.getMessage() for line in caplog.records) == warned
+
+
+RIGHTS = {
+    "stream-id": "+xadd +xrange",
+    "script": "+set +get",
+    "idmp": "+xadd +xrange +xgroup|create +xgroup|destroy +xinfo|stream +xcfgset",
+}
+"""As the documentation has them, beside those of `lease`."""
+
+
+@pytest.mark.parametrize("strategy", RIGHTS)
+def test_the_rights_that_it_needs(strategy: str, prefix: str, request: Any) -> None:
+    running = server_for(IDMP if strategy == "idmp" else strategy, request)
+    user = f"beat-{uuid.uuid4().hex[:6]}"
+    needs = "+eval +evalsha +time +hget +hmget +hset +hdel +exists +zadd +zrem +zcard +zrange +zrevrange"
+    with running.client() as client:
+        rights = [*needs.split(), *RIGHTS[strategy].split()]
+        client.execute_command("ACL", "SETUSER", user, "on", ">pw", f"~{prefix}*", *rights, "+info", "+config|get")
+    url = f"redis://{user}:pw@127.0.0.1:{running.port}/0"
+    backend: Any = RedisBackend(url, strategy, prefix)
+    backend.open("app")
+    slot = backend.now() - 1_000
+    assert claim(backend, "job", slot, "a") is WON
+    assert claim(backend, "job", slot, "b") is TAKEN
+    assert confirm(backend, "job", slot, "a")
+    record(backend, "job", slot + 1)
+    assert backend.tidy([Keep(job="job", decided=0, history_size=0)]) == 2
+    assert backend.history("job", 1) == []
+    backend.close()
+
+
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 EACH = pytest.mark.parametrize("strategy", ["stream-id", SCRIPT, IDMP], ids=["stream-id", "script", "idmp"])

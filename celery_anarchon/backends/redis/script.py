@@ -20,6 +20,7 @@ class Script(Forgetful):
     strategy = "script"
     claim_script = "script"
     memory_option = "window"
+    _claims_expire = True
 
     def __init__(self, product: str, server: Any, options: Mapping[str, int], **more: Any) -> None:
         window = options["window"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from celery_anarchon import wire
 from celery_anarchon.backends.base import ClaimBackend
@@ -94,6 +94,8 @@ class RedisStore(ClaimBackend):
 
     product: str
     """``redis`` or ``valkey``: the driver, and the first half of the backend's name."""
+    _claims_expire: ClassVar[bool] = False
+    """Claims are keys that the server drops by itself: what ``volatile-*`` evicts first."""
 
     def __init__(
         self,
@@ -194,12 +196,13 @@ class RedisStore(ClaimBackend):
         if not warn:
             return
         policy = facts.get("maxmemory_policy", "")
-        if policy.startswith("allkeys-"):
+        if policy.startswith("allkeys-") or (policy.startswith("volatile-") and self._claims_expire):
             logger.warning(
                 "%s: maxmemory-policy is %s, so it may drop claims when memory is short, and their slots could be sent "
-                "again. Set it to noeviction or one of volatile-*",
+                "again. Set it to noeviction%s",
                 where,
                 policy,
+                "" if self._claims_expire else " or one of volatile-*",
             )
         if facts.get("aof_enabled") == "0":
             saves = self._setting("save")
