@@ -58,11 +58,11 @@ def test_each_slot_is_sent_once_but_for_those_that_died_with_their_winner(
     fleet.beats("one", "two")
     killed.wait_for_log("beat: Waking up", ENOUGH)
     start = wall()
-    until(lambda: wall() > start + 2_500, "some slots")
+    until(lambda: wall() > start + 1_500, "some slots")
     trigger.touch()
     until(lambda: not killed.running, "the beat to die with what it has won")
     died = wall()
-    until(lambda: wall() > died + 3_000, "some slots without it")
+    until(lambda: wall() > died + 2_500, "some slots without it")
     end = wall()
 
     def all_beyond() -> bool:
