@@ -39,6 +39,7 @@ from celery_anarchon.outage import Outage
 from celery_anarchon.publishing import BrokerAway, Dispatch, Publisher, PublishUnclear
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
+from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper, Taken
 from celery_anarchon.timetable import At
 from celery_anarchon.unsent import Unsent
@@ -102,12 +103,21 @@ class Dispatcher:
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
+        self._skips = Skips(backend, self.fanout)
         self._sweeper = Sweeper(
             backend, self.settings, self.clock, self._job_named, self.fanout, owner=owner, label=label
         )
         self._unsent = Unsent(self._journal, self._ledger, self._sweeper, self.fanout, owner=owner)
         self._claiming = Claiming(
-            backend, self.settings, self.clock, self.fanout, self._roster, self._journal, owner=owner, label=label
+            backend,
+            self.settings,
+            self.clock,
+            self.fanout,
+            self._roster,
+            self._journal,
+            self._skips,
+            owner=owner,
+            label=label,
         )
 
     def open(self) -> None:
@@ -162,6 +172,7 @@ class Dispatcher:
                 self._ask_again()
                 self._dispatch_due()
                 self._sweep_when_due()
+                self._skips.tell()
         except AnarchonError as error:
             self._store_failed(error)
         except Exception as error:

@@ -171,7 +171,7 @@ class JobFactory:
         default = DAY if options.overlap is Overlap.ALLOW else HOUR
         return Terms(
             lease=self.settings.lease,
-            queue_timeout=options.queue_timeout or _span(expires) or default,
+            queue_timeout=options.queue_timeout or max(0, _span(expires) or 0) or default,
             max_attempts=options.max_attempts,
             overlap=options.overlap,
         )
