@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -56,8 +57,10 @@ class OnValkey:
 
 TestScriptRedis7 = suite_on("redis7", ScriptHarness, OnOne)
 TestStreamIdRedis7 = suite_on("redis7", StreamIdHarness, OnOne)
-TestScriptCluster = suite_on("cluster", ScriptHarness, OnServer, OnCluster)
-TestStreamIdCluster = suite_on("cluster", StreamIdHarness, OnServer, OnCluster)
+
+if sys.version_info[:2] == (3, 11):
+    TestScriptCluster = suite_on("cluster", ScriptHarness, OnServer, OnCluster)
+    TestStreamIdCluster = suite_on("cluster", StreamIdHarness, OnServer, OnCluster)
 
 if wanted("redis6"):
     TestScriptRedis6 = suite_on("redis6", ScriptHarness)
