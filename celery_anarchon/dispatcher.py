@@ -27,6 +27,7 @@ from celery_anarchon.backends.base import (
     Confirmation,
     Outcome,
 )
+from celery_anarchon.chains import Chains
 from celery_anarchon.claiming import Claiming
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError, BackendUnavailable, OutcomeUnknown
@@ -41,7 +42,7 @@ from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
 from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper, Taken
-from celery_anarchon.timetable import At
+from celery_anarchon.timetable import At, Chain
 from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Want, Won, batches, move_cursors
 
@@ -103,6 +104,7 @@ class Dispatcher:
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
+        self._chains = Chains(backend, self._roster, max_interval)
         self._skips = Skips(backend, self.fanout)
         self._sweeper = Sweeper(
             backend, self.settings, self.clock, self._job_named, self.fanout, owner=owner, label=label
@@ -209,7 +211,11 @@ class Dispatcher:
     def _plan(self, watched: Watched, now: Millis) -> list[Want]:
         """What the job owes; a timetable that fails is one job's trouble, and tried again later."""
         try:
+            if isinstance(watched.job.timetable, Chain):
+                return self._chains.wants(watched, watched.job.timetable, now)
             return self._plan_one(watched, now)
+        except (BackendUnavailable, OutcomeUnknown):
+            raise
         except Exception as error:
             self.fanout.emit(events.JobTrouble(job=watched.job.name, error=error))
             watched.not_before = now + round(self.max_interval * 1000)
@@ -265,7 +271,7 @@ class Dispatcher:
         self._ledger.tell(self.clock.monotonic())
 
     def _publish_one(self, item: Won) -> None:
-        late = max(0, self.clock.wall() - item.slot)
+        late = max(0, self.clock.wall() - item.due)
         run_id = wire.run_id(self.backend.namespace, item.job.name, item.slot)
         job, slot = item.job.name, item.slot
         self.fanout.emit(

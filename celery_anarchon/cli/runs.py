@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
 from celery_anarchon.wire import instant, run_json, time_text
+from celery_anarchon.zonedata import disagreements
 
 LIVES = 3
 """A beat that was not seen for so many heartbeats is not shown: it is dead, or cannot reach the store."""
@@ -36,6 +38,7 @@ def status(ctx: click.Context, as_json: bool) -> None:
             within = LIVES * settings_of(app, backend).heartbeat
             beats = backend.beats(within)
             workers = backend.workers(within) if isinstance(backend, RunBackend) else []
+            schedule.errors.extend(_zone_troubles(beats))
         now = backend.now()
         data: dict[str, Any] = {
             "backend": backend.name,
@@ -70,6 +73,21 @@ def status(ctx: click.Context, as_json: bool) -> None:
             [(job["job"], job["last"] or NONE, job["next"] or NONE) for job in data["jobs"]],
         )
     schedule.complain()
+
+
+def _zone_troubles(beats: list[Beat]) -> list[ConfigurationError]:
+    """A sentence for each zone that two beats read differently."""
+    labels: dict[str, set[str]] = {}
+    for one, other in itertools.combinations(beats, 2):
+        for zone in disagreements(one.zones, other.zones):
+            labels.setdefault(zone, set()).update((one.label, other.label))
+    return [
+        ConfigurationError(
+            f"beats {' and '.join(sorted(labels[zone]))} have different zone data for {zone}: some slots may be sent "
+            "twice; bring all hosts to one release and restart their beats, or set anarchon_packaged_tzdata"
+        )
+        for zone in sorted(labels)
+    ]
 
 
 def _beat_json(beat: Beat) -> dict[str, Any]:

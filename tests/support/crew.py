@@ -19,6 +19,9 @@ from celery_anarchon.testing.fleet import Fleet, ManagedProcess
 
 SUPPORT = Path(__file__).parent
 
+OVERDUE = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+"""Redis as a broker that delivers again, and soon, what was not acknowledged."""
+
 LEASE = 2.0
 HEARTBEAT = 0.4
 

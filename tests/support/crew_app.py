@@ -120,3 +120,8 @@ def watch(task: Task, seconds: float = 60.0) -> bool:
         time.sleep(0.02)
     write(task, "end")
     return run.lost
+
+
+@app.task(name="nothing")
+def nothing() -> None:
+    """For benchmarks."""

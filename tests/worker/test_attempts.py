@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.beats import until
-from support.crew import HEARTBEAT, LEASE, Crew
+from support.crew import HEARTBEAT, LEASE, OVERDUE, Crew
 
 from celery_anarchon import wire
 from celery_anarchon.model import Run, RunState
@@ -134,7 +134,7 @@ def test_payments(crew: Callable[..., Crew]) -> None:
     """max_attempts=1: the worker dies in the body, the message is redelivered: never a second body."""
     fleet = crew(
         jobs={"job": job("late", 60, 30, max_attempts=1)},
-        settings={"broker_transport_options": {"visibility_timeout": 2}},
+        settings={"broker_transport_options": OVERDUE},
     )
     first = fleet.worker("first", concurrency=1)
     fleet.beat()
@@ -151,7 +151,7 @@ def test_unset_attempts_as_stock(crew: Callable[..., Crew]) -> None:
     """Early acknowledgement: lost with its worker. Late: the redelivery is the next attempt."""
     fleet = crew(
         jobs={"early": job("watch", 60, 100), "late": job("late", 60, 6)},
-        settings={"broker_transport_options": {"visibility_timeout": 2}},
+        settings={"broker_transport_options": OVERDUE},
     )
     first = fleet.worker("first", concurrency=2)
     fleet.beat()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from servers import redis_server
 from support.beats import until
-from support.crew import HEARTBEAT, LEASE, Crew
+from support.crew import HEARTBEAT, LEASE, OVERDUE, Crew
 
 from celery_anarchon import wire
 from celery_anarchon.model import Run, RunState
@@ -119,9 +119,8 @@ def test_a_beat_frozen_before_its_confirm(crew: Callable[..., Crew]) -> None:
 def test_redelivered_while_it_runs(crew: Callable[..., Crew]) -> None:
     """A visibility timeout shorter than the body, late acknowledgement: stock executes it again and again."""
     fleet = crew(
-        # Celery looks for what is overdue each 10 s.
-        jobs={"job": job("late", 60, args=[13])},
-        settings={"broker_transport_options": {"visibility_timeout": 1}},
+        jobs={"job": job("late", 60, args=[8])},
+        settings={"broker_transport_options": OVERDUE},
     )
     fleet.worker("one")
     fleet.worker("two")
