@@ -24,16 +24,15 @@ from celery_anarchon import events, slots, wire
 from celery_anarchon.agenda import Agenda, Watched
 from celery_anarchon.backends.base import (
     ClaimBackend,
-    ClaimRequest,
     Confirmation,
-    GivenUp,
-    Hold,
     Outcome,
 )
 from celery_anarchon.chains import Chains
+from celery_anarchon.claiming import Claiming
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError, BackendUnavailable, OutcomeUnknown
 from celery_anarchon.job import Job
+from celery_anarchon.journal import Journal
 from celery_anarchon.ledger import Ledger
 from celery_anarchon.model import Answer, Millis, RunState
 from celery_anarchon.options import Settings
@@ -44,6 +43,7 @@ from celery_anarchon.roster import Roster
 from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper, Taken
 from celery_anarchon.timetable import At, Chain
+from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Want, Won, batches, move_cursors
 
 logger = logging.getLogger("celery_anarchon.beat")
@@ -52,8 +52,6 @@ SETTLING: Millis = 2 * STALL
 """How long a slot that this beat gives up stays unrecorded while other beats live: one of them may just be slow with
 it, and a record would take it away from it."""
 
-TOO_EARLY_WAIT: Millis = 1_000
-OVERLAP_WAIT: Millis = 500
 UNCLEAR_WAIT = 0.5
 
 REGISTER_BATCH = 500
@@ -101,7 +99,7 @@ class Dispatcher:
         self._closed = False
 
         self._ledger = Ledger(backend)
-        self._unclear: list[Won] = []
+        self._journal = Journal(backend, self.clock)
         self._pulse = Pulse(self.clock, self.fanout)
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
@@ -110,6 +108,18 @@ class Dispatcher:
         self._skips = Skips(backend, self.fanout)
         self._sweeper = Sweeper(
             backend, self.settings, self.clock, self._job_named, self.fanout, owner=owner, label=label
+        )
+        self._unsent = Unsent(self._journal, self._ledger, self._sweeper, self.fanout, owner=owner)
+        self._claiming = Claiming(
+            backend,
+            self.settings,
+            self.clock,
+            self.fanout,
+            self._roster,
+            self._journal,
+            self._skips,
+            owner=owner,
+            label=label,
         )
 
     def open(self) -> None:
@@ -161,6 +171,7 @@ class Dispatcher:
                 self._retry_unclear()
                 self._roster.show_presence()
                 self._register()
+                self._ask_again()
                 self._dispatch_due()
                 self._sweep_when_due()
                 self._skips.tell()
@@ -233,44 +244,25 @@ class Dispatcher:
 
     def _claim(self, batch: Sequence[Want]) -> list[Won]:
         self._pulse.look()
-        deadline = self.clock.monotonic() + self.settings.lease / 1000
-        requests = [self._request(want.watched.job, want.slot) for want in batch]
-        won: list[Won] = []
-        for want, result in zip(batch, self.backend.claim(requests), strict=True):
-            job = want.watched.job
-            self.fanout.emit(events.Claimed(job=job.name, slot=want.slot, answer=result.answer))
-            if result.answer is Answer.WON:
-                won.append(Won(job, want.slot, result.attempt, deadline, want))
-                self._skips.won(job.name)
-            elif result.answer is Answer.TOO_EARLY:
-                want.watched.not_before = self.clock.wall() + TOO_EARLY_WAIT
-            elif result.answer is Answer.WAIT:
-                want.watched.not_before = self.clock.wall() + OVERLAP_WAIT
-            else:
-                want.decided = True
-                if result.answer in (Answer.SKIPPED, Answer.WAITING):
-                    # It has a record now, so an old one of its job may have to go.
-                    self._roster.touched(want.watched)
-                if result.answer is Answer.SKIPPED:
-                    self._skips.skipped(job.name)
-        return won
+        return self._claiming.ask(batch)
 
-    def _request(self, job: Job, slot: Millis) -> ClaimRequest:
-        followed = job.options.needs_workers or self._roster.had_workers
-        return ClaimRequest(
-            job=job.name,
-            slot=slot,
-            owner=self.owner,
-            beat=self.label,
-            lease=self.settings.lease,
-            terms=job.terms if followed else None,
-        )
+    def _ask_again(self) -> None:
+        """Where nobody takes over: claims whose answer was lost. What they won may be planned by nobody any more."""
+        self._claiming.lose()
+        wants = self._journal.to_ask_again()
+        if not wants or self.stopping() or not self._broker_answers():
+            return
+        for batch in batches(wants, self.settings.batch):
+            self._publish(self._claim(batch))
 
     def _publish(self, won: Iterable[Won]) -> None:
         for item in won:
             self._pulse.look()
             if self._broker.away:
-                self._abandon(item)
+                self._unsent.put_back(item)
+                item.decide()
+            elif self._journal.applies and self.clock.monotonic() >= item.deadline:
+                self._unsent.too_late(item)
                 item.decide()
             elif self.clock.monotonic() >= item.deadline:
                 self.fanout.emit(events.LeaseOver(job=item.job.name, slot=item.slot))
@@ -291,15 +283,15 @@ class Dispatcher:
             )
         except BrokerAway as error:
             self._broker_failed(error)
-            self._abandon(item)
+            self._unsent.put_back(item)
         except PublishUnclear as error:
             if not item.unclear:
                 self.fanout.emit(events.Unclear(job=job, slot=slot, run_id=run_id, error=error))
             item.unclear = True
-            self._unclear.append(item)
+            self._unsent.keep(item)
         except Exception as error:
             self.fanout.emit(events.NotSent(job=job, slot=slot, run_id=run_id, error=error))
-            self._ledger.give_up(self._ending(item, RunState.NOT_SENT, "publish-error"))
+            self._ledger.give_up(item.ending(self.owner, RunState.NOT_SENT, "publish-error"))
         else:
             self.fanout.emit(events.Sent(job=job, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
             self._ledger.confirm(
@@ -315,28 +307,34 @@ class Dispatcher:
             watched = self.agenda.get(job)
             if watched is not None:
                 self._roster.touched(watched)
-        # Each branch left the slot with somebody: the store by a list above, or the retries by `_unclear`.
+        # Each branch left the slot with somebody: the store by a list above, or the retries by `_unsent`.
+        self._journal.hold(item.job, item.slot)
         item.decide()
 
     def _retry_unclear(self) -> None:
         """Publish again, with the same task id, what the broker may not have; at its deadline it is anyone's."""
-        if not self._unclear:
+        waiting = self._unsent.take()
+        if not waiting:
             return
-        waiting, self._unclear = self._unclear, []
         reachable = self._broker_answers()
         for item in waiting:
-            if self.clock.monotonic() >= item.deadline or self.stopping():
-                self._abandon(item)
+            if self.clock.monotonic() >= item.deadline:
+                self._unsent.too_late(item)
+            elif self.stopping() and not self._journal.applies:
+                self._unsent.abandon(item)
             elif reachable and not self._broker.away:
                 self._publish_one(item)
             else:
-                self._unclear.append(item)
+                self._unsent.keep(item)
         self._ledger.tell(self.clock.monotonic())
 
     # --- slots given up -----------------------------------------------------------------------------------------------
 
     def _note_given_up(self, job: Job, state: RunState, reason: str, cut: slots.Cut) -> None:
-        if not cut.total:
+        # What may have been won is still to be sent, though the plan has gone on.
+        latest = tuple(slot for slot in cut.latest if not self._journal.doubts(job, slot))
+        cut = slots.Cut(cut.total - len(cut.latest) + len(latest), latest)
+        if not cut.latest:
             return
         self.fanout.emit(
             events.SlotsGivenUp(job=job.name, state=state, reason=reason, total=cut.total, newest=cut.latest[0])
@@ -360,8 +358,9 @@ class Dispatcher:
     def _first_cursors(self, jobs: Sequence[Job]) -> list[Millis]:
         cursors: list[Millis] = []
         for job, known in zip(jobs, self._roster.first_sight(jobs), strict=True):
-            if known.last is None and isinstance(job.timetable, At) and job.timetable.instant <= known.since:
-                self._note_given_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (job.timetable.instant,)))
+            at = job.timetable.instant if isinstance(job.timetable, At) else None
+            if at is not None and known.last is None and at <= known.since and self._roster.registers:
+                self._note_given_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (at,)))
             cursors.append(known.since if known.last is None else max(known.since, known.last))
         return cursors
 
@@ -387,7 +386,7 @@ class Dispatcher:
         deadline = self.clock.monotonic() + self.settings.lease / 1000
         ready = self._sweeper.ready()
         won = []
-        results = self.backend.claim([self._request(job, slot) for job, slot in ready]) if ready else []
+        results = self.backend.claim([self._claiming.request(job, slot) for job, slot in ready]) if ready else []
         for (job, slot), result in zip(ready, results, strict=True):
             self.fanout.emit(events.Claimed(job=job.name, slot=slot, answer=result.answer))
             if result.answer is Answer.WON:
@@ -395,12 +394,8 @@ class Dispatcher:
                 if self._sweeper.in_time(job, slot):
                     won.append(item)
                 else:
-                    self._give_up(item, RunState.MISFIRE, "max-late")
+                    self._unsent.give_up(item, RunState.MISFIRE, "max-late")
         return won
-
-    def _give_up(self, item: Won, state: RunState, reason: str) -> None:
-        self._ledger.give_up(self._ending(item, state, reason))
-        self.fanout.emit(events.SlotsGivenUp(job=item.job.name, state=state, reason=reason, total=1, newest=item.slot))
 
     def _goes_on(self, claim: Taken, item: Won) -> bool:
         """Whether what was taken over is to be published; else it is given up here."""
@@ -415,7 +410,7 @@ class Dispatcher:
         )
         if claim.end is None:
             return True
-        self._give_up(item, claim.end, claim.reason)
+        self._unsent.give_up(item, claim.end, claim.reason)
         return False
 
     def _job_named(self, name: str) -> Job | None:
@@ -443,8 +438,8 @@ class Dispatcher:
             self.fanout.emit(events.StoreChanged(error=error))
         return news
 
-    def _broker_answers(self) -> bool:
-        if self._broker.remaining() > 0:
+    def _broker_answers(self, *, at_once: bool = False) -> bool:
+        if self._broker.remaining() > 0 and not at_once:
             return False
         try:
             self.publisher.check()
@@ -477,7 +472,7 @@ class Dispatcher:
         if self._broker.away:
             waits.append(self._broker.remaining())
         else:
-            if self._unclear:
+            if self._unsent.waiting or self._journal.to_ask_again():
                 waits.append(UNCLEAR_WAIT)
             due = self.agenda.next_due()
             if due is not None:
@@ -492,9 +487,10 @@ class Dispatcher:
         if self._closed:
             return
         self._closed = True
-        for item in self._unclear:
-            self._abandon(item)
-        self._unclear = []
+        if self._journal.applies:
+            self._send_or_lose()
+        for item in self._unsent.take():
+            self._unsent.abandon(item)
         if not self._store.away:
             try:
                 # Records that still ripen are due as well once any living beat would have sent their slots.
@@ -505,24 +501,21 @@ class Dispatcher:
         self.publisher.close()
         self.backend.close()
 
+    def _send_or_lose(self) -> None:
+        """The stop where nobody takes over: what is still held is sent now, or lost, and that is said."""
+        waiting = self._unsent.take()
+        try:
+            if waiting and self._broker_answers(at_once=True):
+                while waiting and not self._unsent.waiting:
+                    # After one that failed the others would only be waited for.
+                    self._publish_one(waiting.pop(0))
+        except Exception as error:
+            logger.warning("could not send everything before the stop: %s", error)
+        for item in [*self._unsent.take(), *waiting]:
+            self._unsent.lose(item, RunState.NOT_SENT, "beat-stopped")
+        self._claiming.lose(all_of_them=True)
+
     # --- small things -------------------------------------------------------------------------------------------------
-
-    def _abandon(self, item: Won) -> None:
-        self._ledger.abandon(self._hold(item))
-        self._sweeper.leave_to_others(item.job.name, item.slot)
-
-    def _hold(self, item: Won) -> Hold:
-        return Hold(job=item.job.name, slot=item.slot, owner=self.owner, attempt=item.attempt)
-
-    def _ending(self, item: Won, state: RunState, reason: str | None) -> GivenUp:
-        return GivenUp(
-            job=item.job.name,
-            slot=item.slot,
-            owner=self.owner,
-            attempt=item.attempt,
-            state=state,
-            reason=reason,
-        )
 
     def _plan_again(self, watched: Watched) -> None:
         """Put the job where it falls due next; a timetable that fails is one job's trouble."""

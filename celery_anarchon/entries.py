@@ -13,6 +13,7 @@ from celery.schedules import crontab
 
 from celery_anarchon import wire
 from celery_anarchon.choice import jobs_setting, own_settings
+from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis, Overlap, Terms, Traits
@@ -27,6 +28,7 @@ from celery_anarchon.options import (
     nearest,
     scheduler_settings,
 )
+from celery_anarchon.pace import check_pace
 from celery_anarchon.schedules import cron, kind_of, timetable_by_class, timetable_of
 from celery_anarchon.timetable import Chain
 from celery_anarchon.zonedata import packaged
@@ -136,6 +138,7 @@ class JobFactory:
             kind = kind_of(schedule, job=name)
             options = job_options(name, kind, self._sources(name, kind, entry, given), self.traits, self.settings)
             timetable = timetable_of(schedule, job=name, app=self.app, offset=options.offset, timezone=options.timezone)
+            check_pace(name, options, timetable, self.traits, SystemClock().wall())
         except ConfigurationError:
             raise
         except Exception as error:

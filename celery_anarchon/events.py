@@ -98,6 +98,14 @@ class LeaseOver:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClaimUnresolved:
+    """The reply to a claim was lost for good. If the claim was applied, nobody sends the slot. Claim-only stores."""
+
+    job: str
+    slot: Millis
+
+
+@dataclass(frozen=True, kw_only=True)
 class Blocked:
     """So many slots of a job were skipped in a row, because this run of it lives."""
 
@@ -186,6 +194,7 @@ Event: TypeAlias = (
     | Blocked
     | NoWorkers
     | LeaseOver
+    | ClaimUnresolved
     | SlotsGivenUp
     | StoreChanged
     | BrokerChanged

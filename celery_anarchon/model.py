@@ -121,6 +121,8 @@ class Answer(str, enum.Enum):
     """An earlier run of the job lives: recorded as an end, nothing to publish."""
     WAITING = "waiting"
     """An earlier run of the job lives: recorded as the one slot that waits for its end."""
+    UNKNOWN = "unknown"
+    """The answer to this one row of a batch was lost: ask again as the same owner. Never to be read as "taken"."""
 
     def __str__(self) -> str:
         return self.value
@@ -144,6 +146,18 @@ class Traits:
     """``history_ttl`` can be honoured."""
     max_key_length: int | None = None
     """Longest key in bytes, None: no limit that matters."""
+    knows_owner: bool = True
+    """It keeps whose a claim is: its owner, asking again, is told WON. Only a claim-only store may lack it; there a
+    lost reply can cost the slot."""
+    any_order: bool = True
+    """An older slot stays open when a newer one of its job is claimed. Only a claim-only store may lack it."""
+    exact_history: bool = True
+    """What `confirm`, `abandon`, `give_up` and `record` write is checked against the claim. Only a claim-only store may
+    lack it: there these add to the history, whoever asks."""
+    claims_kept: int | None = None
+    """So many claims of one job are remembered at most, within the horizon too; None: all."""
+    history_ttl_above: Millis = 0
+    """A job's `history_ttl` must be longer than this."""
     follows_runs: bool = False
     """It also keeps what becomes of a run on its worker: a :class:`~celery_anarchon.backends.runs.RunBackend`."""
 

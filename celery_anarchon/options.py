@@ -18,6 +18,10 @@ from celery_anarchon.model import Coalesce, Millis, OnUnknown, Overlap, Traits
 
 DEFAULT_HISTORY_SIZE = 100
 
+CLAIM_ONLY_MAX_LATE: Millis = 60_000
+"""``max_late`` on a store that only takes claims, unless the job says otherwise: how far a beat looks back when it
+starts, and how long a winner keeps what it cannot publish."""
+
 WORKER_SIDE = frozenset({"overlap", "max_attempts", "queue_timeout", "on_unknown"})
 """Options that only a worker which asks the store can honour."""
 
@@ -223,8 +227,11 @@ def job_options(job: str, kind: Kind, sources: OptionSources, traits: Traits, se
             if name not in found and value is not None and not _cannot(name, kind, traits):
                 label = f"anarchon_{name}" if source == "setting" else name
                 found[name] = _read(name, value, f"{source} {label!r}")
+    if not traits.leases:
+        found.setdefault("max_late", CLAIM_ONLY_MAX_LATE)
     options = JobOptions(**found)
     _refuse_beyond_horizon(job, options, traits)
+    _refuse_short_history(job, options, traits)
     return options
 
 
@@ -315,6 +322,14 @@ def _refuse_beyond_horizon(job: str, options: JobOptions, traits: Traits) -> Non
         raise OptionError(
             f"job {job!r}: options 'jitter' + 'max_late' ({reach / 1000:g} s) must be shorter than the store remembers "
             f"a claim ({traits.horizon / 1000:g} s); lower them"
+        )
+
+
+def _refuse_short_history(job: str, options: JobOptions, traits: Traits) -> None:
+    if options.history_ttl is not None and options.history_ttl <= traits.history_ttl_above:
+        raise OptionError(
+            f"job {job!r}: option 'history_ttl' ({options.history_ttl / 1000:g} s) must be longer than the window in "
+            f"which claims are remembered ({traits.history_ttl_above / 1000:g} s); raise it"
         )
 
 
