@@ -363,7 +363,7 @@ def test_beat_max_loop_interval_bounds_the_wait(stage: Stage) -> None:
         ({"anarchon_overlap": "skip"}, ["'overlap'", "worker side"]),
         ({"anarchon_backend": "sqlight:///a.db"}, ["anarchon_backend", "sqlight", "sqlite"]),
         ({"anarchon_backend": "sqlite:///a.db?tabel=x"}, ["anarchon_backend", "tabel", "table"]),
-        ({"anarchon_backend": "postgresql://localhost"}, ["anarchon_backend", "postgresql"]),
+        ({"anarchon_backend": "mongodb://localhost"}, ["anarchon_backend", "mongodb"]),
         ({"anarchon_backend": 5}, ["anarchon_backend"]),
     ],
 )
