@@ -1,7 +1,7 @@
 """The model of the run protocol holds, and each of its mutants is caught.
 
-Here the configurations that take seconds; all of them with "tox -e long". What is built of it, is asked of stores by the
-clauses of the conformance kit; `tests/conformance/test_saboteurs.py` names the saboteur of each mutant.
+Here the configurations that take seconds; all of them with "tox -e long". What is built of it, is asked of stores by
+the clauses of the conformance kit; `tests/conformance/test_saboteurs.py` names the saboteur of each mutant.
 """
 
 from __future__ import annotations
