@@ -55,7 +55,9 @@ def status(ctx: click.Context, as_json: bool) -> None:
     else:
         click.echo(f"store: {where}\n")
         show_table(
-            f"{_count(beats, 'beat')} seen within {LIVES} heartbeats",
+            f"{_count(beats, 'beat')} seen within {LIVES} heartbeats"
+            if isinstance(backend, LeaseBackend)
+            else "this store takes claims only: it does not know which beats there are",
             ("beat", "version", "skew", "seen"),
             [(beat["label"], beat["version"], f"{beat['skew']:+.3f} s", beat["seen"]) for beat in data["beats"]],
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +16,16 @@ from support.crew import Crew
 from support.postgres_servers import Postgres, private_postgres
 
 STORES = ["redis", "sqlite", "postgres"]
+LONG = os.environ.get("ANARCHON_PROFILE") == "long"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test on each store; in the short form on one of them, by its name, so that each store has its share."""
+    if "store_kind" in metafunc.fixturenames:
+        given = [mark for mark in metafunc.definition.iter_markers("parametrize") if "store_kind" in mark.args[0]]
+        if not given:
+            share = STORES[zlib.crc32(metafunc.function.__name__.encode()) % len(STORES)]
+            metafunc.parametrize("store_kind", STORES if LONG else [share], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +40,7 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
         yield server
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture
 def store_kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
