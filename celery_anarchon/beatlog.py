@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shlex
 
 from celery_anarchon import events
 from celery_anarchon.errors import AnarchonError
+from celery_anarchon.model import Answer
 from celery_anarchon.publishing import BrokerAway, PublishUnclear
-from celery_anarchon.wire import time_text
+from celery_anarchon.wire import instant, time_text
 
 logger = logging.getLogger("celery_anarchon.beat")
 
@@ -28,6 +30,10 @@ def _traceback(event: events.Event) -> BaseException | None:
 
 def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - one line per kind of event
     match event:
+        case events.Claimed(answer=Answer.SKIPPED):
+            return logging.WARNING, f"{event.job} {time_text(event.slot)} skipped: an earlier run of the job lives"
+        case events.Claimed(answer=Answer.WAITING):
+            return logging.INFO, f"{event.job} {time_text(event.slot)} waits for the end of an earlier run of the job"
         case events.Claimed():
             return logging.DEBUG, f"claim of {event.job} {time_text(event.slot)}: {event.answer}"
         case events.Sending():
@@ -48,6 +54,24 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
                 f"{event.job} {time_text(event.slot)}: the broker did not say whether it has the message "
                 f"({_words(event.error)}); published again with the same id {event.run_id}"
             )
+        case events.TookOver(started=True):
+            return logging.WARNING, (
+                f"took over {event.job} {time_text(event.slot)}: its worker let it go; attempt {event.attempt}"
+            )
+        case events.Blocked(run=run):
+            where = f" on worker {run.worker}" if run.worker else ""
+            return logging.WARNING, (
+                f"{event.job}: {event.skipped} slots in a row skipped, because run {run.run_id} of "
+                f"{time_text(instant(run.slot))} is {run.state}{where}; if it is dead: "
+                f"celery anarchon release {shlex.quote(event.job)}"
+            )
+        case events.NoWorkers():
+            return logging.WARNING, (
+                f"no worker that asks the store is there, and {', '.join(event.jobs)} rely on one (overlap, "
+                "max_attempts): does the workers' module have the Anarchon(app, ...) line?"
+            )
+        case events.RunEnded():
+            return logging.WARNING, f"{event.job} {time_text(event.slot)} {event.state} ({event.reason})"
         case events.TookOver():
             why = "its beat had no broker" if event.abandoned else "its beat did not publish it in time"
             return logging.WARNING, f"took over {event.job} {time_text(event.slot)}: {why}"
@@ -55,6 +79,11 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
             return logging.WARNING, (
                 f"{event.job} {time_text(event.slot)} was claimed here, but the lease ran out before it was sent "
                 "(was this process paused?); the store decides anew"
+            )
+        case events.ClaimUnresolved():
+            return logging.WARNING, (
+                f"{event.job} {time_text(event.slot)} may be lost: the store did not answer a claim of it in time, and "
+                "if that claim was applied nobody else can send it"
             )
         case events.SlotsGivenUp():
             slots = "slot" if event.total == 1 else "slots"

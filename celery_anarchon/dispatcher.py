@@ -24,15 +24,15 @@ from celery_anarchon import events, slots, wire
 from celery_anarchon.agenda import Agenda, Watched
 from celery_anarchon.backends.base import (
     ClaimBackend,
-    ClaimRequest,
     Confirmation,
-    GivenUp,
-    Hold,
     Outcome,
 )
+from celery_anarchon.chains import Chains
+from celery_anarchon.claiming import Claiming
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError, BackendUnavailable, OutcomeUnknown
 from celery_anarchon.job import Job
+from celery_anarchon.journal import Journal
 from celery_anarchon.ledger import Ledger
 from celery_anarchon.model import Answer, Millis, RunState
 from celery_anarchon.options import Settings
@@ -41,8 +41,10 @@ from celery_anarchon.publishing import BrokerAway, Dispatch, Publisher, PublishU
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
 from celery_anarchon.skew import FleetClock, Standing
+from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper, Taken
-from celery_anarchon.timetable import At
+from celery_anarchon.timetable import At, Chain
+from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Want, Won, batches, move_cursors
 
 logger = logging.getLogger("celery_anarchon.beat")
@@ -51,7 +53,6 @@ SETTLING: Millis = 2 * STALL
 """How long a slot that this beat gives up stays unrecorded while other beats live: one of them may just be slow with
 it, and a record would take it away from it."""
 
-TOO_EARLY_WAIT: Millis = 1_000
 UNCLEAR_WAIT = 0.5
 
 REGISTER_BATCH = 500
@@ -99,12 +100,28 @@ class Dispatcher:
         self._closed = False
 
         self._ledger = Ledger(backend)
-        self._unclear: list[Won] = []
+        self._journal = Journal(backend, self.clock)
         self._pulse = Pulse(self.clock, self.fanout)
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
-        self._sweeper = Sweeper(backend, self.settings, self.clock, self._job_named, owner=owner, label=label)
+        self._chains = Chains(backend, self._roster, max_interval)
+        self._skips = Skips(backend, self.fanout)
+        self._sweeper = Sweeper(
+            backend, self.settings, self.clock, self._job_named, self.fanout, owner=owner, label=label
+        )
+        self._unsent = Unsent(self._journal, self._ledger, self._sweeper, self.fanout, owner=owner)
+        self._claiming = Claiming(
+            backend,
+            self.settings,
+            self.clock,
+            self.fanout,
+            self._roster,
+            self._journal,
+            self._skips,
+            owner=owner,
+            label=label,
+        )
 
     def open(self) -> None:
         """Open the store. One that is away is tried again by each tick: a beat never stops for that.
@@ -157,8 +174,10 @@ class Dispatcher:
                     self._begin_anew()
                 self._register()
                 if self.clock.standing is not Standing.BARRED:
+                    self._ask_again()
                     self._dispatch_due()
                     self._sweep_when_due()
+                self._skips.tell()
         except AnarchonError as error:
             self._store_failed(error)
         except Exception as error:
@@ -199,7 +218,11 @@ class Dispatcher:
     def _plan(self, watched: Watched, now: Millis) -> list[Want]:
         """What the job owes; a timetable that fails is one job's trouble, and tried again later."""
         try:
+            if isinstance(watched.job.timetable, Chain):
+                return self._chains.wants(watched, watched.job.timetable, now)
             return self._plan_one(watched, now)
+        except (BackendUnavailable, OutcomeUnknown):
+            raise
         except Exception as error:
             self.fanout.emit(events.JobTrouble(job=watched.job.name, error=error))
             watched.not_before = now + round(self.max_interval * 1000)
@@ -228,34 +251,25 @@ class Dispatcher:
 
     def _claim(self, batch: Sequence[Want]) -> list[Won]:
         self._look()
-        deadline = self.clock.monotonic() + self.settings.lease / 1000
-        requests = [
-            ClaimRequest(
-                job=want.watched.job.name,
-                slot=want.slot,
-                owner=self.owner,
-                beat=self.label,
-                lease=self.settings.lease,
-            )
-            for want in batch
-        ]
-        won: list[Won] = []
-        for want, result in zip(batch, self.backend.claim(requests), strict=True):
-            job = want.watched.job
-            self.fanout.emit(events.Claimed(job=job.name, slot=want.slot, answer=result.answer))
-            if result.answer is Answer.WON:
-                won.append(Won(job, want.slot, result.attempt, deadline, want))
-            elif result.answer is Answer.TOO_EARLY:
-                want.watched.not_before = self.clock.wall() + TOO_EARLY_WAIT
-            else:
-                want.decided = True
-        return won
+        return self._claiming.ask(batch)
+
+    def _ask_again(self) -> None:
+        """Where nobody takes over: claims whose answer was lost. What they won may be planned by nobody any more."""
+        self._claiming.lose()
+        wants = self._journal.to_ask_again()
+        if not wants or self.stopping() or not self._broker_answers():
+            return
+        for batch in batches(wants, self.settings.batch):
+            self._publish(self._claim(batch))
 
     def _publish(self, won: Iterable[Won]) -> None:
         for item in won:
             self._look()
             if self._broker.away:
-                self._abandon(item)
+                self._unsent.put_back(item)
+                item.decide()
+            elif self._journal.applies and self.clock.monotonic() >= item.deadline:
+                self._unsent.too_late(item)
                 item.decide()
             elif self.clock.monotonic() >= item.deadline:
                 self.fanout.emit(events.LeaseOver(job=item.job.name, slot=item.slot))
@@ -264,7 +278,7 @@ class Dispatcher:
         self._ledger.tell(self.clock.monotonic())
 
     def _publish_one(self, item: Won) -> None:
-        late = max(0, self.clock.wall() - item.slot)
+        late = max(0, self.clock.wall() - item.due)
         run_id = wire.run_id(self.backend.namespace, item.job.name, item.slot)
         job, slot = item.job.name, item.slot
         self.fanout.emit(
@@ -276,43 +290,58 @@ class Dispatcher:
             )
         except BrokerAway as error:
             self._broker_failed(error)
-            self._abandon(item)
+            self._unsent.put_back(item)
         except PublishUnclear as error:
             if not item.unclear:
                 self.fanout.emit(events.Unclear(job=job, slot=slot, run_id=run_id, error=error))
             item.unclear = True
-            self._unclear.append(item)
+            self._unsent.keep(item)
         except Exception as error:
             self.fanout.emit(events.NotSent(job=job, slot=slot, run_id=run_id, error=error))
-            self._ledger.give_up(self._ending(item, RunState.NOT_SENT, "publish-error"))
+            self._ledger.give_up(item.ending(self.owner, RunState.NOT_SENT, "publish-error"))
         else:
             self.fanout.emit(events.Sent(job=job, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
-            self._ledger.confirm(Confirmation(job=job, slot=slot, owner=self.owner, attempt=item.attempt, late=late))
+            self._ledger.confirm(
+                Confirmation(
+                    job=job,
+                    slot=slot,
+                    owner=self.owner,
+                    attempt=item.attempt,
+                    late=late,
+                    delay=item.job.delay(self.clock.wall()),
+                )
+            )
             watched = self.agenda.get(job)
             if watched is not None:
                 self._roster.touched(watched)
-        # Each branch left the slot with somebody: the store by a list above, or the retries by `_unclear`.
+        # Each branch left the slot with somebody: the store by a list above, or the retries by `_unsent`.
+        self._journal.hold(item.job, item.slot)
         item.decide()
 
     def _retry_unclear(self) -> None:
         """Publish again, with the same task id, what the broker may not have; at its deadline it is anyone's."""
-        if not self._unclear:
+        waiting = self._unsent.take()
+        if not waiting:
             return
-        waiting, self._unclear = self._unclear, []
         reachable = self._broker_answers()
         for item in waiting:
-            if self.clock.monotonic() >= item.deadline or self.stopping():
-                self._abandon(item)
+            if self.clock.monotonic() >= item.deadline:
+                self._unsent.too_late(item)
+            elif self.stopping() and not self._journal.applies:
+                self._unsent.abandon(item)
             elif reachable and not self._broker.away:
                 self._publish_one(item)
             else:
-                self._unclear.append(item)
+                self._unsent.keep(item)
         self._ledger.tell(self.clock.monotonic())
 
     # --- slots given up -----------------------------------------------------------------------------------------------
 
     def _note_given_up(self, job: Job, state: RunState, reason: str, cut: slots.Cut) -> None:
-        if not cut.total:
+        # What may have been won is still to be sent, though the plan has gone on.
+        latest = tuple(slot for slot in cut.latest if not self._journal.doubts(job, slot))
+        cut = slots.Cut(cut.total - len(cut.latest) + len(latest), latest)
+        if not cut.latest:
             return
         self.fanout.emit(
             events.SlotsGivenUp(job=job.name, state=state, reason=reason, total=cut.total, newest=cut.latest[0])
@@ -336,8 +365,9 @@ class Dispatcher:
     def _first_cursors(self, jobs: Sequence[Job]) -> list[Millis]:
         cursors: list[Millis] = []
         for job, known in zip(jobs, self._roster.first_sight(jobs), strict=True):
-            if known.last is None and isinstance(job.timetable, At) and job.timetable.instant <= known.since:
-                self._note_given_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (job.timetable.instant,)))
+            at = job.timetable.instant if isinstance(job.timetable, At) else None
+            if at is not None and known.last is None and at <= known.since and self._roster.registers:
+                self._note_given_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (at,)))
             cursors.append(known.since if known.last is None else max(known.since, known.last))
         return cursors
 
@@ -351,20 +381,43 @@ class Dispatcher:
             self._sweeper.wait()
             return
         won = []
-        for claim in self._sweeper.take_over(others_live=self._roster.others_live):
+        for claim in self._sweeper.take_over(others_live=self._roster.others_live, agreed=self._roster.agreed):
             item = Won(claim.job, claim.slot, claim.attempt, claim.deadline)
             if self._goes_on(claim, item):
                 won.append(item)
         self._publish(won)
+        self._publish(self._claim_waiting())
+
+    def _claim_waiting(self) -> list[Won]:
+        """Slots that waited for the end of a run, now that it has ended."""
+        deadline = self.clock.monotonic() + self.settings.lease / 1000
+        ready = self._sweeper.ready()
+        won = []
+        results = self.backend.claim([self._claiming.request(job, slot) for job, slot in ready]) if ready else []
+        for (job, slot), result in zip(ready, results, strict=True):
+            self.fanout.emit(events.Claimed(job=job.name, slot=slot, answer=result.answer))
+            if result.answer is Answer.WON:
+                item = Won(job, slot, result.attempt, deadline)
+                if self._sweeper.in_time(job, slot):
+                    won.append(item)
+                else:
+                    self._unsent.give_up(item, RunState.MISFIRE, "max-late")
+        return won
 
     def _goes_on(self, claim: Taken, item: Won) -> bool:
         """Whether what was taken over is to be published; else it is given up here."""
-        job, slot = claim.job.name, claim.slot
-        self.fanout.emit(events.TookOver(job=job, slot=slot, attempt=claim.attempt, abandoned=claim.abandoned))
+        self.fanout.emit(
+            events.TookOver(
+                job=claim.job.name,
+                slot=claim.slot,
+                attempt=claim.attempt,
+                abandoned=claim.abandoned,
+                started=claim.started,
+            )
+        )
         if claim.end is None:
             return True
-        self._ledger.give_up(self._ending(item, claim.end, claim.reason))
-        self.fanout.emit(events.SlotsGivenUp(job=job, state=claim.end, reason=claim.reason, total=1, newest=slot))
+        self._unsent.give_up(item, claim.end, claim.reason)
         return False
 
     def _job_named(self, name: str) -> Job | None:
@@ -410,8 +463,8 @@ class Dispatcher:
             self.fanout.emit(events.StoreChanged(error=error))
         return news
 
-    def _broker_answers(self) -> bool:
-        if self._broker.remaining() > 0:
+    def _broker_answers(self, *, at_once: bool = False) -> bool:
+        if self._broker.remaining() > 0 and not at_once:
             return False
         try:
             self.publisher.check()
@@ -446,7 +499,7 @@ class Dispatcher:
         if self._broker.away:
             waits.append(self._broker.remaining())
         else:
-            if self._unclear:
+            if self._unsent.waiting or self._journal.to_ask_again():
                 waits.append(UNCLEAR_WAIT)
             due = self.agenda.next_due()
             if due is not None and self.clock.standing is not Standing.BARRED:
@@ -461,9 +514,10 @@ class Dispatcher:
         if self._closed:
             return
         self._closed = True
-        for item in self._unclear:
-            self._abandon(item)
-        self._unclear = []
+        if self._journal.applies:
+            self._send_or_lose()
+        for item in self._unsent.take():
+            self._unsent.abandon(item)
         if not self._store.away:
             try:
                 # Records that still ripen are due as well once any living beat would have sent their slots.
@@ -474,24 +528,21 @@ class Dispatcher:
         self.publisher.close()
         self.backend.close()
 
+    def _send_or_lose(self) -> None:
+        """The stop where nobody takes over: what is still held is sent now, or lost, and that is said."""
+        waiting = self._unsent.take()
+        try:
+            if waiting and self._broker_answers(at_once=True):
+                while waiting and not self._unsent.waiting:
+                    # After one that failed the others would only be waited for.
+                    self._publish_one(waiting.pop(0))
+        except Exception as error:
+            logger.warning("could not send everything before the stop: %s", error)
+        for item in [*self._unsent.take(), *waiting]:
+            self._unsent.lose(item, RunState.NOT_SENT, "beat-stopped")
+        self._claiming.lose(all_of_them=True)
+
     # --- small things -------------------------------------------------------------------------------------------------
-
-    def _abandon(self, item: Won) -> None:
-        self._ledger.abandon(self._hold(item))
-        self._sweeper.leave_to_others(item.job.name, item.slot)
-
-    def _hold(self, item: Won) -> Hold:
-        return Hold(job=item.job.name, slot=item.slot, owner=self.owner, attempt=item.attempt)
-
-    def _ending(self, item: Won, state: RunState, reason: str | None) -> GivenUp:
-        return GivenUp(
-            job=item.job.name,
-            slot=item.slot,
-            owner=self.owner,
-            attempt=item.attempt,
-            state=state,
-            reason=reason,
-        )
 
     def _plan_again(self, watched: Watched) -> None:
         """Put the job where it falls due next; a timetable that fails is one job's trouble."""

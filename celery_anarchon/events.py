@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from celery_anarchon.model import Answer, Millis, RunState
+from celery_anarchon.model import Answer, Millis, Run, RunState
 
 logger = logging.getLogger("celery_anarchon.beat")
 
@@ -69,12 +69,24 @@ class Unclear:
 
 @dataclass(frozen=True, kw_only=True)
 class TookOver:
-    """A claim whose beat died or gave it up is now this beat's."""
+    """A claim whose beat died or gave it up, or a run whose worker did, is now this beat's."""
 
     job: str
     slot: Millis
     attempt: int
     abandoned: bool
+    started: bool = False
+    """A worker had it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded:
+    """A run that no worker will end: its worker is gone and no attempt is left, or nobody started it in time."""
+
+    job: str
+    slot: Millis
+    state: RunState
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +95,30 @@ class LeaseOver:
 
     job: str
     slot: Millis
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimUnresolved:
+    """The reply to a claim was lost for good. If the claim was applied, nobody sends the slot. Claim-only stores."""
+
+    job: str
+    slot: Millis
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocked:
+    """So many slots of a job were skipped in a row, because this run of it lives."""
+
+    job: str
+    skipped: int
+    run: Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoWorkers:
+    """These jobs rely on workers that ask the store, and none is there."""
+
+    jobs: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +206,11 @@ Event: TypeAlias = (
     | NotSent
     | Unclear
     | TookOver
+    | RunEnded
+    | Blocked
+    | NoWorkers
     | LeaseOver
+    | ClaimUnresolved
     | SlotsGivenUp
     | StoreChanged
     | BrokerChanged

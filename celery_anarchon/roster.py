@@ -9,25 +9,29 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 
-from celery_anarchon import events
+from celery_anarchon import events, slots
 from celery_anarchon.agenda import Watched
 from celery_anarchon.backends.base import Beat, ClaimBackend, Keep, LeaseBackend, Registration, Sighting
+from celery_anarchon.backends.runs import RunBackend
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
-from celery_anarchon.options import Settings
+from celery_anarchon.options import CLAIM_ONLY_MAX_LATE, Settings
 from celery_anarchon.skew import FleetClock
 from celery_anarchon.zonedata import as_text, disagreements, fingerprints, zones_of
 
-CLAIM_ONLY_REACH: Millis = 60_000
-"""How far a beat looks back at start where the store keeps no first sight, unless ``max_late`` says otherwise."""
-
 TIDY_BATCH = 500
+
+WORKER_LIVES = 3
+"""A worker that was not seen for so many heartbeats is not there."""
+
+PATIENCE = 6
+"""Heartbeats that a fleet may be without workers before it is said."""
 
 DAY: Millis = 86_400_000
 
 
 class Roster:
-    """A beat's standing in its fleet. On a claim-only store there is no fleet to stand in: most of it does nothing."""
+    """A beat's standing in its fleet. A claim-only store knows no fleet: what is left there is the history."""
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class Roster:
         label: str,
         version: str,
     ) -> None:
+        self._store = backend
         self._backend = backend if isinstance(backend, LeaseBackend) else None
         self._settings = settings
         self._clock = clock
@@ -57,6 +62,14 @@ class Roster:
         self._presence_at = clock.monotonic()
         self.others_live = True
         """Whether another beat was seen lately. Until the store was asked, the careful answer."""
+        self.had_workers = False
+        """Whether a worker that asks the store was ever seen. Until then runs end, for the store, when they are sent:
+        nobody would settle them."""
+        self._needy: tuple[str, ...] = ()
+        """Jobs that rely on workers which ask the store."""
+        self._looks_left = PATIENCE
+        self.agreed = False
+        """Whether all living beats have the same schedule."""
 
     def schedule_is(self, jobs: Mapping[str, Job]) -> None:
         """Note the whole schedule, for its fingerprint: beats that disagree can be told apart."""
@@ -65,18 +78,23 @@ class Roster:
             digest.update(f"{name}\0{jobs[name].timetable.key}\0".encode())
         self._schedule = digest.hexdigest()[:16]
         self._zone_names = frozenset(zones_of(job.timetable for job in jobs.values()))
+        self._needy = tuple(sorted(name for name, job in jobs.items() if job.options.needs_workers))
 
     def first_sight(self, jobs: Sequence[Job]) -> list[Registration]:
         """Tell the store that these jobs are scheduled; what it knows of each."""
         if self._backend is not None:
             return self._backend.register([Sighting(job=job.name, fingerprint=job.fingerprint) for job in jobs])
         now = self._clock.wall()
-        reaches = [CLAIM_ONLY_REACH if job.options.max_late is None else job.options.max_late for job in jobs]
-        return [Registration(since=now - reach, last=None) for reach in reaches]
+        return [Registration(since=_looking_back(job, now), last=None) for job in jobs]
+
+    @property
+    def registers(self) -> bool:
+        """Whether the store knows since when a job is scheduled."""
+        return self._backend is not None
 
     def next_at(self) -> float | None:
         """The monotonic time of the next heartbeat."""
-        return None if self._backend is None else self._presence_at
+        return None if self._backend is None and not self._touched else self._presence_at
 
     def show_again(self) -> None:
         """Show presence at the next chance, whenever the next heartbeat would be."""
@@ -95,7 +113,12 @@ class Roster:
     def show_presence(self) -> bool:
         """Once a heartbeat: say that this beat lives, look who else does, and compare clocks. True: slots are judged by
         another clock from now on, or by nobody here."""
-        if self._backend is None or self._clock.monotonic() < self._presence_at:
+        if self._clock.monotonic() < self._presence_at:
+            return False
+        if self._backend is None:
+            # Nobody looks for lapsed claims here, which is when the history is tidied elsewhere.
+            self.tidy()
+            self._presence_at = self._clock.monotonic() + self._settings.heartbeat / 1000
             return False
         if not self._compared:
             # Before anybody is told of it: what the others read as right keeps them from sending.
@@ -113,6 +136,9 @@ class Roster:
         living = backend.beats(within=3 * self._settings.heartbeat)
         others = [beat for beat in living if beat.owner != self._owner]
         self.others_live = bool(others)
+        if isinstance(backend, RunBackend):
+            self._look_for_workers(backend)
+        self.agreed = all(beat.schedule == self._schedule for beat in living)
         self._compare_zones(living)
         self._presence_at = self._clock.monotonic() + self._settings.heartbeat / 1000
         self._compared = True
@@ -121,6 +147,18 @@ class Roster:
             self.show_again()
             return True
         return False
+
+    def _look_for_workers(self, backend: RunBackend) -> None:
+        if not self.had_workers:
+            self.had_workers = backend.ever_had_workers()
+        if self._needy and self._looks_left:
+            # Not at the first look: workers and beats are often started together.
+            self._looks_left = (
+                0 if backend.workers(within=WORKER_LIVES * self._settings.heartbeat) else self._looks_left - 1
+            )
+            if self._looks_left == 1:
+                self._looks_left = 0
+                self._fanout.emit(events.NoWorkers(jobs=self._needy))
 
     def _zone_data(self, now: Millis) -> str:
         """What this beat's zone data says: worked out once a day, and when other zones come into use."""
@@ -151,9 +189,9 @@ class Roster:
 
     def tidy(self) -> None:
         """Drop what exceeds the history of the jobs touched since the last time."""
-        while self._backend is not None and self._touched:
+        while self._touched:
             some = list(itertools.islice(self._touched.values(), TIDY_BATCH))
-            self._backend.tidy(
+            self._store.tidy(
                 [
                     Keep(
                         job=watched.job.name,
@@ -166,3 +204,20 @@ class Roster:
             )
             for watched in some:
                 self._touched.pop(watched.job.name, None)
+
+
+def _looking_back(job: Job, now: Millis) -> Millis:
+    """Where a job begins where the store keeps no first sight: before its latest slot, unless that is too late.
+
+    The slots before that one are neither sent nor noted: others may have sent them, and nobody can tell.
+    """
+    reach = CLAIM_ONLY_MAX_LATE if job.options.max_late is None else job.options.max_late
+    try:
+        last = slots.last_due(job.name, job.timetable, job.options, now)
+        if last is None:
+            return now
+        due = slots.due_time(job.name, job.timetable, job.options, last)
+    except Exception:
+        # A timetable that fails is told when it is planned, and is one job's trouble.
+        return now
+    return last if now - due > reach else last - 1

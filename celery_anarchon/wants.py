@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from celery_anarchon.agenda import Watched
+from celery_anarchon.backends.base import GivenUp, Hold
 from celery_anarchon.job import Job
-from celery_anarchon.model import Millis
+from celery_anarchon.model import Millis, RunState
 
 T = TypeVar("T")
 
@@ -22,6 +23,8 @@ class Want:
     cursor: Millis
     """Where the job's cursor stands once this slot is decided."""
     decided: bool = False
+    due: Millis | None = None
+    """When it fell due, where that is not the slot."""
 
 
 @dataclass(eq=False)
@@ -37,9 +40,20 @@ class Won:
     unclear: bool = False
     """A publish of it went unanswered before."""
 
+    @property
+    def due(self) -> Millis:
+        """From when on it is late."""
+        return self.slot if self.want is None or self.want.due is None else self.want.due
+
     def decide(self) -> None:
         if self.want is not None:
             self.want.decided = True
+
+    def hold(self, owner: str) -> Hold:
+        return Hold(job=self.job.name, slot=self.slot, owner=owner, attempt=self.attempt)
+
+    def ending(self, owner: str, state: RunState, reason: str) -> GivenUp:
+        return GivenUp(**vars(self.hold(owner)), state=state, reason=reason)
 
 
 def move_cursors(wants: Iterable[Want]) -> None:

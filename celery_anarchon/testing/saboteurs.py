@@ -36,6 +36,8 @@ from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.model import Answer, Millis, Run, RunState
+from celery_anarchon.testing.claimonly import ClaimOnlyMemory
+from celery_anarchon.testing.runsaboteurs import RUN_SABOTEURS
 
 
 class ReadsThenClaims(MemoryBackend):
@@ -200,7 +202,7 @@ class PassesDriverErrors(SqliteBackend):
 
     def open(self, app_name: str, *, create: bool = True) -> None:
         super().open(app_name, create=create)
-        self._source.connection = _bare(self._source.connection)  # type: ignore[method-assign]
+        self._source.connection = _bare(self._source.connection)
 
 
 def _bare(connection: Any) -> Any:
@@ -291,6 +293,27 @@ class LastIsTheNewest(MemoryBackend):
         return next(iter(self.history(job, 1)), None)
 
 
+class ForgetsTooSoon(ClaimOnlyMemory):
+    """C20: a claim is remembered for half as long as is said."""
+
+    def _claim(self, space: Any, now: Millis, request: ClaimRequest) -> Answer:
+        answer = super()._claim(space, now, request)
+        if answer is Answer.WON:
+            space.marks[request.job, request.slot].until = now + self._horizon // 2
+        return answer
+
+
+class RemembersFromTheClaim(ClaimOnlyMemory):
+    """C20: whatever is not remembered is free, however old."""
+
+    def _claim(self, space: Any, now: Millis, request: ClaimRequest) -> Answer:
+        return super()._claim(space, min(now, request.slot) if self._free(space, now, request) else now, request)
+
+    def _free(self, space: Any, now: Millis, request: ClaimRequest) -> bool:
+        mark = space.marks.get((request.job, request.slot))
+        return mark is None or bool(mark.until < now)
+
+
 class SightsAnew(MemoryBackend):
     """L1: the last sighting says since when."""
 
@@ -379,6 +402,17 @@ class FirstOwnerStays(MemoryBackend):
         return super()._confirm(space, now, confirmation)
 
 
+class AbandonsWhatOthersHold(MemoryBackend):
+    """L6: abandon frees the lease, whoever has it."""
+
+    def _abandon(self, space: Any, now: Millis, hold: Hold) -> bool:
+        record = space.find(hold.job, hold.slot)
+        if record is not None and record.state in (RunState.CLAIMED, RunState.RUNNING):
+            record.lease_until = now
+            return True
+        return super()._abandon(space, now, hold)
+
+
 class RefusesEverybody(MemoryBackend):
     """L7: after a takeover nobody may write."""
 
@@ -425,8 +459,8 @@ class LeavesAFile(SqliteBackend):
     """X1: connections are dropped, not closed."""
 
     def close(self) -> None:
-        self.__dict__.setdefault("_lost", []).extend(self._source._connections._idle)  # type: ignore[union-attr]
-        self._source._connections._idle.clear()  # type: ignore[union-attr]
+        self.__dict__.setdefault("_lost", []).extend(self._source._connections._idle)
+        self._source._connections._idle.clear()
 
 
 class AsksThroughAThread(SqliteBackend):
@@ -479,7 +513,7 @@ class AnybodysNamespace(MemoryBackend):
         pass
 
 
-SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend], ...]] = {
+SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend] | type[ClaimOnlyMemory], ...]] = {
     "C1": (ReadsThenClaims, OwnerIsTheHost),
     "C2": (ForgetsItsOwner,),
     "C3": (OwnerIsTheConnection,),
@@ -499,12 +533,13 @@ SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend], ...]] = {
     "C17": (RecordsOver,),
     "C18": (GivesUpByForgetting,),
     "C19": (OldestFirst, LastIsTheNewest),
+    "C20": (ForgetsTooSoon, RemembersFromTheClaim),
     "L1": (SightsAnew, KeepsOneFingerprint),
     "L2": (ListsByName, ListsWhatIsHeld),
     "L3": (TakesFromTheList,),
     "L4": (CountsTakeovers,),
     "L5": (AbandonsToTheLease, AbandonsByForgetting),
-    "L6": (FirstOwnerStays,),
+    "L6": (FirstOwnerStays, AbandonsWhatOthersHold),
     "L7": (RefusesEverybody,),
     "L8": (TakesOnce,),
     "L9": (OneBeatForEachLabel, NeverLeaves),
@@ -512,5 +547,6 @@ SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend], ...]] = {
     "X2": (AsksThroughAThread,),
     "X3": (WaitsForItself,),
     "X4": (AnybodysNamespace,),
+    **RUN_SABOTEURS,
 }
 """Clause -> the backends that break it."""

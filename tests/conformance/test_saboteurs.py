@@ -7,29 +7,43 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.harnesses import MemoryHarness, SqliteHarness
+from conformance.harnesses import ClaimOnlyHarness, MemoryHarness, SqliteHarness
+from model.run_protocol import MUTANTS as MODEL_MUTANTS
 
-from celery_anarchon.backends import base
+from celery_anarchon.backends import base, runs
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
-from celery_anarchon.testing import LeaseSuite, clauses_of
+from celery_anarchon.testing import RunSuite, clauses_of
+from celery_anarchon.testing.claimonly import ClaimOnlyMemory
+from celery_anarchon.testing.runsaboteurs import MUTANTS, NOT_OF_A_STORE
 from celery_anarchon.testing.saboteurs import SABOTEURS
 
-CLAUSES = clauses_of(LeaseSuite)
+CLAUSES = clauses_of(RunSuite)
 
 
-class QuickSuite(LeaseSuite):
+class QuickSuite(RunSuite):
     """Races small enough to be run for each saboteur; never collected, so it needs no harness."""
 
     race_slots = 30
     race_processes = (4, 2)
+    rounds = 6
     patience = 2
+
+
+HARNESSES: dict[type[Any], type[Any]] = {
+    MemoryBackend: MemoryHarness,
+    SqliteBackend: SqliteHarness,
+    ClaimOnlyMemory: ClaimOnlyHarness,
+}
+
+
+def kind_of(backend: type[Any]) -> type[Any]:
+    return next(kind for kind in HARNESSES if issubclass(backend, kind))
 
 
 def broken_by(backend: type[Any], clause: str, directory: Path) -> dict[str, BaseException]:
     """The tests of *clause* that fail on *backend*, and how."""
-    harness_of: type[Any] = MemoryHarness if issubclass(backend, MemoryBackend) else SqliteHarness
-    harness_class = type("Harness", (harness_of,), {"backend": backend})
+    harness_class = type("Harness", (HARNESSES[kind_of(backend)],), {"backend": backend})
     broken: dict[str, BaseException] = {}
     for name in CLAUSES[clause]:
         test = getattr(QuickSuite(), name)
@@ -58,8 +72,7 @@ def test_the_clause_catches_its_saboteur(clause: str, saboteur: type[Any], tmp_p
 @pytest.mark.parametrize("clause", sorted(SABOTEURS))
 def test_the_honest_backend_keeps_the_clause(clause: str, tmp_path: Path) -> None:
     """As it is run above: else a saboteur might fail for another reason."""
-    kinds = {MemoryBackend if issubclass(saboteur, MemoryBackend) else SqliteBackend for saboteur in SABOTEURS[clause]}
-    for kind in kinds:
+    for kind in {kind_of(saboteur) for saboteur in SABOTEURS[clause]}:
         place = tmp_path / kind.name
         place.mkdir()
         assert not broken_by(kind, clause, place)
@@ -70,9 +83,17 @@ def test_every_clause_has_a_saboteur() -> None:
 
 
 def test_every_clause_of_the_contract_is_tested() -> None:
-    text = Path(base.__file__).read_text()
-    promised = set(re.findall(r"\b[CLX]\d+\b", text))
+    text = Path(base.__file__).read_text() + Path(runs.__file__).read_text()
+    promised = set(re.findall(r"\b[CLXW]\d+\b", text))
     assert promised - set(CLAUSES) == set()
+    numbers = {f"W{number}" for number in range(1, 25)}
+    assert numbers <= promised, "a clause of the suite that the contract does not have"
+
+
+def test_every_mutant_of_the_model_is_a_saboteur_or_no_matter_of_stores() -> None:
+    names = {saboteur.__name__ for some in SABOTEURS.values() for saboteur in some}
+    assert set(MUTANTS.values()) <= names
+    assert set(MUTANTS) | NOT_OF_A_STORE == set(MODEL_MUTANTS) and not set(MUTANTS) & NOT_OF_A_STORE
 
 
 def test_a_saboteur_breaks_in_one_way() -> None:

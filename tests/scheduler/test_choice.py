@@ -155,6 +155,13 @@ def test_a_database(tmp_path: Path) -> None:
     assert chosen(app_with("sqla+sqlite+pysqlite:///broker.db")) == ("sqlite", "setting broker_url")
 
 
+def test_a_postgresql_database_whatever_driver_celery_uses_for_it() -> None:
+    app = app_with("memory://", f"db+postgresql+psycopg2://u:{SECRET}@h:5/d")
+    assert chosen(app) == ("postgres", "setting result_backend")
+    assert SECRET not in choose_backend(app)[0].describe()
+    assert chosen(app_with("sqla+postgresql://h/d", "redis://r")) == ("postgres", "setting broker_url")
+
+
 def test_tls() -> None:
     app = app_with("rediss://r:1/0?ssl_cert_reqs=CERT_NONE")
     assert (address(app).tls, address(app).options["ssl_cert_reqs"]) == (True, "none")

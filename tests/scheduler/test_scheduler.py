@@ -363,7 +363,7 @@ def test_beat_max_loop_interval_bounds_the_wait(stage: Stage) -> None:
         ({"anarchon_overlap": "skip"}, ["'overlap'", "worker side"]),
         ({"anarchon_backend": "sqlight:///a.db"}, ["anarchon_backend", "sqlight", "sqlite"]),
         ({"anarchon_backend": "sqlite:///a.db?tabel=x"}, ["anarchon_backend", "tabel", "table"]),
-        ({"anarchon_backend": "postgresql://localhost"}, ["anarchon_backend", "postgresql"]),
+        ({"anarchon_backend": "mongodb://localhost"}, ["anarchon_backend", "mongodb"]),
         ({"anarchon_backend": 5}, ["anarchon_backend"]),
     ],
 )
@@ -403,9 +403,19 @@ def test_anarchon_refuses_where_the_job_is_written(stage: Stage) -> None:
     with pytest.raises(ConfigurationError, match="defined twice"):
         anarchon.cron("a", "* * * * *", "t")
     with pytest.raises(ConfigurationError, match="has an Anarchon already"):
-        Anarchon(stage.app)
+        Anarchon(stage.app, jitter=5)
     with pytest.raises(OptionError, match="'overlap'"):
-        Anarchon(stage.new_app(), overlap="skip")
+        Anarchon(stage.new_app(), overlap="never")
+    with pytest.raises(OptionError, match="one only"):
+        anarchon.at("b", datetime(2030, 1, 1, tzinfo=timezone.utc), "t", overlap="skip")
+
+
+def test_installed_twice_is_once(stage: Stage) -> None:
+    first, second = Anarchon(stage.app), Anarchon(stage.app)
+    first.every("a", 60, "t")
+    with pytest.raises(ConfigurationError, match="defined twice"):
+        second.every("a", 60, "t")
+    assert len(stage.app.steps["worker"]) == 1
 
 
 # --- changes while it runs --------------------------------------------------------------------------------------------
