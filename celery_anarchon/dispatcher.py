@@ -16,7 +16,6 @@ No Celery, no thread and no sleep in here: :meth:`Dispatcher.tick` returns how l
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -35,6 +34,7 @@ from celery_anarchon.job import Job
 from celery_anarchon.journal import Journal
 from celery_anarchon.ledger import Ledger
 from celery_anarchon.model import Answer, Millis, RunState
+from celery_anarchon.newcomers import Newcomers
 from celery_anarchon.options import Settings
 from celery_anarchon.outage import Outage
 from celery_anarchon.publishing import BrokerAway, Dispatch, Publisher, PublishUnclear
@@ -43,7 +43,7 @@ from celery_anarchon.roster import Roster
 from celery_anarchon.skew import FleetClock, Standing
 from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper, Taken
-from celery_anarchon.timetable import At, Chain
+from celery_anarchon.timetable import Chain
 from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Want, Won, batches, move_cursors
 
@@ -54,8 +54,6 @@ SETTLING: Millis = 2 * STALL
 it, and a record would take it away from it."""
 
 UNCLEAR_WAIT = 0.5
-
-REGISTER_BATCH = 500
 
 
 class Dispatcher:
@@ -92,8 +90,6 @@ class Dispatcher:
         self.stopping = stopping
 
         self.agenda = Agenda()
-        self._unregistered: dict[str, Job] = {}
-        self._loaded_at = self.clock.wall()
         self._store = Outage(self.clock)
         self._broker = Outage(self.clock)
         self._opened = False
@@ -104,6 +100,9 @@ class Dispatcher:
         self._pulse = Pulse(self.clock, self.fanout)
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
+        )
+        self._newcomers = Newcomers(
+            self.agenda, self._roster, self.clock, plan_again=self._plan_again, missed=self._before_first_seen
         )
         self._chains = Chains(backend, self._roster, max_interval)
         self._skips = Skips(backend, self.fanout)
@@ -143,20 +142,8 @@ class Dispatcher:
     def load(self, jobs: Mapping[str, Job]) -> None:
         """Take *jobs* as the whole schedule. What did not change goes on as it was; a new job, or one whose timetable
         means something else now, begins when the store first sees it."""
-        for watched in list(self.agenda):
-            if watched.job.name not in jobs:
-                self.agenda.drop(watched.job.name)
-        self._unregistered = {name: job for name, job in self._unregistered.items() if name in jobs}
-        for name, job in jobs.items():
-            known = self.agenda.get(name)
-            if known is None or known.job.timetable.key != job.timetable.key:
-                self.agenda.drop(name)
-                self._unregistered[name] = job
-            elif known.job is not job:
-                known.job = job
-                self._plan_again(known)
+        self._newcomers.schedule_is(jobs)
         self._roster.schedule_is(jobs)
-        self._loaded_at = self.clock.wall()
         self._pulse.excuse()
 
     # --- one tick -----------------------------------------------------------------------------------------------------
@@ -355,21 +342,12 @@ class Dispatcher:
     # --- first sight --------------------------------------------------------------------------------------------------
 
     def _register(self) -> None:
-        while self._unregistered and not self.stopping():
-            jobs = list(itertools.islice(self._unregistered.values(), REGISTER_BATCH))
-            for job, cursor in zip(jobs, self._first_cursors(jobs), strict=True):
-                del self._unregistered[job.name]
-                self._plan_again(self.agenda.watch(job, cursor, self._loaded_at))
+        while len(self._newcomers) and not self.stopping():
+            self._newcomers.register()
             self._look()
 
-    def _first_cursors(self, jobs: Sequence[Job]) -> list[Millis]:
-        cursors: list[Millis] = []
-        for job, known in zip(jobs, self._roster.first_sight(jobs), strict=True):
-            at = job.timetable.instant if isinstance(job.timetable, At) else None
-            if at is not None and known.last is None and at <= known.since and self._roster.registers:
-                self._note_given_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (at,)))
-            cursors.append(known.since if known.last is None else max(known.since, known.last))
-        return cursors
+    def _before_first_seen(self, job: Job, slot: Millis) -> None:
+        self._note_given_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (slot,)))
 
     # --- claims that others could not finish --------------------------------------------------------------------------
 
@@ -439,10 +417,8 @@ class Dispatcher:
         begin = self.clock.wall()
         if len(self.agenda):
             begin = min(begin - STALL, self.clock.right_until or begin)
-        self._pulse.working_since = self._loaded_at = begin
-        for watched in list(self.agenda):
-            self.agenda.drop(watched.job.name)
-            self._unregistered[watched.job.name] = watched.job
+        self._pulse.working_since = begin
+        self._newcomers.begin_anew(begin)
 
     def _store_answers(self) -> bool:
         if self._store.away:
