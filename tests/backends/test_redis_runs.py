@@ -592,9 +592,14 @@ def test_a_late_acknowledgement_gives_the_broker_time(two: tuple[RedisBackend, R
     assert [found.slot for found in one.lapsed(5)] == [slot + 1]
     assert end_lapsed(one, "job", slot + 1, RunState.RUNNING)
     # A worker that stops leaves it to the broker too.
-    assert release(other, "job", slot, "u", 2) and one.lapsed(5) == []
-    again = start(one, "job", slot, "v", of=of, acks_late=True)
-    assert (again.answer, again.attempt) == (START, 3)
+    send(one, "job", slot + 2, of)
+    before = one.now()
+    assert start(one, "job", slot + 2, "t", of=of, acks_late=True).answer is START
+    leases = one._keys.leases(one._keys.shard(b"job"))
+    assert (raw.zscore(leases, b"%d:1:hr:job" % (slot + 2)) or 0) >= before + 1_000 + LONG
+    assert release(one, "job", slot + 2, "t") and one.lapsed(5) == []
+    again = start(other, "job", slot + 2, "u", of=of, acks_late=True)
+    assert (again.answer, again.attempt) == (START, 2)
 
 
 def test_workers_are_remembered_and_forgotten(
