@@ -14,7 +14,7 @@ from support.libsql_servers import Sqld, private_sqld
 from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.model import Millis
-from celery_anarchon.testing import BackendHarness, LeaseSuite
+from celery_anarchon.testing import BackendHarness, RunSuite
 
 
 def open_libsql(url: str, namespace: str, app_name: str) -> SqliteBackend:
@@ -78,7 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-class TestLibsql(LeaseSuite):
+class TestLibsql(RunSuite):
     harness_class = LibsqlHarness
     race_threads: ClassVar[int] = 6
     race_slots: ClassVar[int] = 20
