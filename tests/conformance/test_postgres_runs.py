@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield running
 
 
-TestPostgresRunMachine = run_machine_for(PostgresHarness, 10, 30)
+TestPostgresRunMachine = run_machine_for(PostgresHarness, 8, 25)
 TestPostgresRunMachineLong = pytest.mark.long(run_machine_for(PostgresHarness, 200, 60))
 
 
