@@ -108,7 +108,9 @@ def test_a_server_that_hangs_is_unavailable(server: Sqld, opened: Any, monkeypat
     backend.open("app")
     process = server.process.pid
     # A child is that of the thread that made it.
-    children = [child for task in Path(f"/proc/{process}/task").glob("*/children") for child in task.read_text().split()]
+    children = [
+        child for task in Path(f"/proc/{process}/task").glob("*/children") for child in task.read_text().split()
+    ]
     assert children
     for child in map(int, children):
         os.kill(child, signal.SIGSTOP)
