@@ -33,8 +33,8 @@ BARE_POSTGRES = (
     "select job, floor from bare_jobs where job = any(%s::text[]) order by job for update",
     "select cast(floor(extract(epoch from clock_timestamp()) * 1000) as bigint)",
     "insert into bare (job, slot, state, owner, attempt, lease_until, claimed_at, beat)"
-    " select job, slot, 'claimed', owner, 1, 30000, 0, beat from unnest(%s::text[], %s::bigint[], %s::text[], %s::text[])"
-    " as given(job, slot, owner, beat) on conflict do nothing returning job, slot, owner",
+    " select job, slot, 'claimed', owner, 1, 30000, 0, beat"
+    " from unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]) as given(job, slot, owner, beat) on conflict do nothing returning job, slot, owner",
 )
 BARE_SQLITE = (
     "insert into bare (job, slot, state, owner, attempt, lease_until, claimed_at, beat)"
