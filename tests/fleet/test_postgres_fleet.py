@@ -120,17 +120,15 @@ def freeze(server: Postgres, seconds: float) -> None:
         server.thaw(frozen)
 
 
-def test_connections_that_are_terminated_again_and_again(server: Postgres, fleet: Beats) -> None:
+def test_a_server_that_terminates_restarts_and_hangs(server: Postgres, fleet: Beats) -> None:
+    def deed() -> None:
+        terminate(server, fleet, 2)
+        server.restart()
+        go_on(fleet, 0)
+        freeze(server, 2)
+
     # Of slots that are missed while the store is away the latest is sent.
-    trouble(fleet, lambda: terminate(server, fleet, 4), missing=True)
-
-
-def test_a_server_that_restarts(server: Postgres, fleet: Beats) -> None:
-    trouble(fleet, server.restart, missing=True)
-
-
-def test_a_server_that_hangs(server: Postgres, fleet: Beats) -> None:
-    trouble(fleet, lambda: freeze(server, 3), missing=True)
+    trouble(fleet, deed, missing=True)
 
 
 @pytest.mark.long

@@ -72,7 +72,10 @@ def test_options_of_a_url() -> None:
         ("postgresql+psycopg://user:secret@host/db", ["postgresql:// without a driver", "Engine"]),
         ("amqp://user:secret@host//", ["not in this release"]),
         ("nats://secret@host", ["not in this release"]),
-        ("libsql://host?auth_token=secret", ["not in this release"]),
+        ("libsql://user:secret@host", ["auth_token"]),
+        ("libsql://host/path?auth_token=secret", ["libsql://host:port"]),
+        ("libsql://host?auth_tokn=x", ["did you mean 'auth_token'"]),
+        ("turso://a.db", ["pyturso locks its file", "sqlite:///path"]),
     ],
 )
 def test_wrong_urls_are_refused_with_the_fix(url: str, words: list[str]) -> None:
