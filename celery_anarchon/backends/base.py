@@ -1,7 +1,8 @@
 """The contract between the engine and a store, clause by clause.
 
-Each clause has an id (C: claims, L: leases, X: life cycle). The conformance kit in :mod:`celery_anarchon.testing` has a
-test of the same id for each, and a saboteur backend that breaks just that clause. Ids are never used twice.
+Each clause has an id (C: claims, L: leases, X: life cycle; W, runs on their workers, is in
+:mod:`celery_anarchon.backends.runs`). The conformance kit in :mod:`celery_anarchon.testing` has a test of the same id
+for each, and a saboteur backend that breaks just that clause. Ids are never used twice.
 
 Two rules stand above the clauses:
 

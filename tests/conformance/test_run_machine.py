@@ -18,10 +18,10 @@ from hypothesis import settings
 from hypothesis.stateful import precondition, rule
 
 from celery_anarchon.backends.base import Keep, Takeover
-from celery_anarchon.backends.runs import LapsedEnd, NextTry, RunHold, Settlement, Start, Unstarted
+from celery_anarchon.backends.runs import LapsedEnd, NextTry, RunHold, Settlement, Start
 from celery_anarchon.model import Answer, GateAnswer, RunState
 from celery_anarchon.testing.harness import LONG, abandon, give_up
-from celery_anarchon.testing.runforms import ask_run, confirm_run, give_back, slot_of
+from celery_anarchon.testing.runforms import ask_run, confirm_run, give_back, slot_of, unstarted
 
 JOBS = st.sampled_from(["job", "job", "job", "other"])
 NUMBERS = st.sampled_from(SLOTS)
@@ -44,6 +44,7 @@ STEPS_OF_A_BEAT = st.sampled_from(
 )
 WRONG = st.sampled_from([(0, 0), (0, 0), (0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)])
 """What is added to the right attempt and retries."""
+WHO_GOES_ON = ["sweeper", "sweeper", "redelivery", "redelivery", "old holder", "end"]
 LICENCES = (GateAnswer.START, GateAnswer.UNKNOWN)
 
 
@@ -90,9 +91,12 @@ class RunMachine(TwoStores):
 
     @rule(client=CLIENTS, data=st.data(), owner=OWNERS, lost=FAULTS)
     def takes_over(self, client: int, data: st.DataObject, owner: str, lost: bool) -> None:
+        ending = self.with_an_end()
+        if ending and data.draw(st.booleans()):
+            self.lapse(*data.draw(st.sampled_from(ending)), 1)
         listed = [(found.job, found.slot - self.honest.base, found.attempt) for found in self.honest.client.lapsed(9)]
         guesses = [("job", 0, 1), ("other", 0, 1), ("job", 1, 2)]
-        job, number, attempt = data.draw(st.sampled_from(listed + listed + guesses))
+        job, number, attempt = data.draw(st.sampled_from(listed * 3 + guesses))
         self.take_over(client, job, number, attempt, owner, lost)
 
     def take_over(self, client: int, job: str, number: int, attempt: int, owner: str, lost: bool) -> None:
@@ -126,13 +130,35 @@ class RunMachine(TwoStores):
 
         self.both(client, call, lost)
 
-    @rule(client=CLIENTS, job=JOBS, decided=NUMBERS, size=st.integers(0, 2))
-    def tidies(self, client: int, job: str, decided: int, size: int) -> None:
-        self.both(client, lambda side: side.client.tidy([Keep(job=job, decided=side.at(decided), history_size=size)]))
+    @rule(client=CLIENTS, data=st.data(), job=JOBS, number=NUMBERS, lost=FAULTS)
+    def seldom(self, client: int, data: st.DataObject, job: str, number: int, lost: bool) -> None:
+        """One rule, because each ends or forgets what the others need."""
+        step = data.draw(st.sampled_from(["tidy", "release the job", "reconnect", "expire", "forgotten"]))
+        if step == "tidy":
+            size = data.draw(st.integers(0, 2))
+            self.both(
+                client, lambda side: side.client.tidy([Keep(job=job, decided=side.at(number), history_size=size)])
+            )
+        elif step == "release the job":
+            self.both(client, lambda side: [self.seen_from(side, run) for run in side.client.release_job(job)])
+        elif step == "reconnect":
+            self.clients[client].close()
+            self.clients[client] = self.harness.connect_run()
+        elif step == "expire" and self.messages:
+            self.expire(client, data.draw(st.sampled_from(self.messages)), data.draw(WRONG), lost)
+        else:
+            # A run that the store has forgotten, or never heard of.
+            message = Message(job, number, 1, data.draw(st.sampled_from([0, 0, 1])))
+            self.publish(message)
+            self.begin_body(client, message, self.new_token(message), lost)
 
-    @rule(client=CLIENTS, job=JOBS)
-    def releases_the_job(self, client: int, job: str) -> None:
-        self.both(client, lambda side: [self.seen_from(side, run) for run in side.client.release_job(job)])
+    def expire(self, client: int, message: Message, wrong: tuple[int, int], lost: bool) -> None:
+        attempt, retries = message.attempt + wrong[0], message.retries + wrong[1]
+        self.both(
+            client,
+            lambda side: unstarted(side.client, message.job, side.at(message.number), attempt, retries),
+            lost,
+        )
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -140,8 +166,8 @@ class RunMachine(TwoStores):
         client=CLIENTS,
         job=JOBS,
         number=NUMBERS,
-        confirmed=st.booleans(),
-        step=st.sampled_from(["none", "start", "retrying", "settle"]),
+        confirmed=st.sampled_from([True, True, False]),
+        step=st.sampled_from(["start", "start", "start", "none", "retrying", "settle"]),
     )
     def goes_well(self, client: int, job: str, number: int, confirmed: bool, step: str) -> None:
         """Several calls that each also are a rule of their own: else what comes after them is hardly ever reached."""
@@ -157,7 +183,7 @@ class RunMachine(TwoStores):
             self.say(client, self.grips[-1], step, RunState.SUCCEEDED)
 
     @precondition(lambda self: self.running())
-    @rule(client=CLIENTS, data=st.data(), by=st.sampled_from(["sweeper", "redelivery", "old holder", "end"]))
+    @rule(client=CLIENTS, data=st.data(), by=st.sampled_from(WHO_GOES_ON))
     def goes_badly(self, client: int, data: st.DataObject, by: str) -> None:
         """A worker dies, or seems to, and somebody goes on."""
         grip = data.draw(st.sampled_from(self.running()))
@@ -184,13 +210,6 @@ class RunMachine(TwoStores):
             message = data.draw(st.sampled_from(self.messages + self.messages[-1:] * 2))
             token = self.new_token(message)
         self.begin_body(client, message, token, lost)
-
-    @rule(client=CLIENTS, job=JOBS, number=NUMBERS, retries=st.integers(0, 1))
-    def starts_what_the_store_forgot(self, client: int, job: str, number: int, retries: int) -> None:
-        """Or a message that no step here has sent, of the first attempt."""
-        message = Message(job, number, 1, retries)
-        self.publish(message)
-        self.begin_body(client, message, self.new_token(message), False)
 
     def begin_body(self, client: int, message: Message, token: str, lost: bool) -> None:
         results = self.both(
@@ -279,26 +298,6 @@ class RunMachine(TwoStores):
         if done and self.licensed.get(which) == grip.token:
             del self.licensed[which]
 
-    @precondition(lambda self: self.messages)
-    @rule(client=CLIENTS, data=st.data(), wrong=WRONG, lost=FAULTS)
-    def finds_it_expired(self, client: int, data: st.DataObject, wrong: tuple[int, int], lost: bool) -> None:
-        message = data.draw(st.sampled_from(self.messages))
-        self.both(
-            client,
-            lambda side: side.client.unstarted(
-                [
-                    Unstarted(
-                        job=message.job,
-                        slot=side.at(message.number),
-                        attempt=message.attempt + wrong[0],
-                        retries=message.retries + wrong[1],
-                        reason="expired",
-                    )
-                ]
-            ),
-            lost,
-        )
-
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def with_an_end(self) -> list[tuple[str, int]]:
@@ -315,17 +314,21 @@ class RunMachine(TwoStores):
     def lapses(self, data: st.DataObject, ago: int) -> None:
         ending = self.with_an_end()
         if ending:
+            self.lapse(*data.draw(st.sampled_from(ending)), ago)
+
+    @rule(client=CLIENTS, data=st.data(), ago=AGO, end=ENDINGS)
+    def waits_too_long(self, client: int, data: st.DataObject, ago: int, end: tuple[RunState, str]) -> None:
+        """And a sweeper ends it, or is not allowed to."""
+        ending = self.with_an_end()
+        if ending:
             job, number = data.draw(st.sampled_from(ending))
             self.lapse(job, number, ago)
+            run = next(run for run in self.honest.client.living(job) if slot_of(run) == self.honest.at(number))
+            self.end(client, job, number, run.attempt, run.state, *end, False)
 
     def lapse(self, job: str, number: int, ago: int) -> None:
         self.harness.lapse(job, self.base + number, ago)
         self.reference.lapse(job, self.honest.at(number), ago)
-
-    @rule(client=CLIENTS)
-    def reconnects(self, client: int) -> None:
-        self.clients[client].close()
-        self.clients[client] = self.harness.connect_run()
 
 
 def run_machine_for(harness: type[Any], examples: int, steps: int) -> Any:
@@ -335,5 +338,5 @@ def run_machine_for(harness: type[Any], examples: int, steps: int) -> Any:
     return case
 
 
-TestMemoryRunMachine = run_machine_for(MemoryHarness, 100, 40)
+TestMemoryRunMachine = run_machine_for(MemoryHarness, 150, 40)
 TestMemoryRunMachineLong = pytest.mark.long(run_machine_for(MemoryHarness, 3_000, 60))

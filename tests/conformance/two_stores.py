@@ -89,7 +89,7 @@ class TwoStores(RuleBasedStateMachine):
         self.base = self.clients[0].now() - 3_600_000
         honest = self.reference.connect_run()
         self.honest = Side(honest, honest.now() - 3_600_000)
-        self.terms: dict[str, Terms | None] = {"job": terms(most, overlap), "other": terms() if followed else None}
+        self.terms: dict[str, Terms | None] = {"job": terms(most, overlap), "other": terms(2) if followed else None}
         self.acks_late = acks_late
         self.messages: list[Message] = []
         self.deliveries: list[tuple[Message, str]] = []

@@ -1,7 +1,7 @@
 """The model of the run protocol holds, and each of its mutants is caught.
 
-What this release runs of it: the rows claim, confirm, abandon, misfire and takeover of a claim that is `claimed`
-(configurations `no-gate` and `claim-only`). The rows of the worker side are kept in step as they are built.
+Here the configurations that take seconds; all of them with "tox -e long". What is built of it, is asked of stores by
+the clauses of the conformance kit; `tests/conformance/test_saboteurs.py` names the saboteur of each mutant.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("config", ["no-gate", "claim-only"])
+@pytest.mark.parametrize(
+    "config", ["no-gate", "claim-only", "mixed", "plain-1", "plain-trim", "plain-forgets-unstarted"]
+)
 def test_the_protocol_of_this_release_holds(config: str) -> None:
     assert config in run("--config", config)
 
