@@ -106,6 +106,20 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
             return logging.WARNING, f"the system clock stepped by {event.step / 1000:+.1f} s; planned anew"
         case events.SkewSeen():
             return logging.WARNING, f"this host's clock is {event.skew / 1000:+.1f} s off the store's"
+        case events.SkewBeyond(following=False):
+            return logging.ERROR, (
+                f"this host's clock is {event.skew / 1000:+.1f} s off the store's, more than anarchon_max_skew "
+                f"({event.limit / 1000:g} s): this beat claims nothing while another one's clock is right; set this one"
+            )
+        case events.SkewBeyond():
+            return logging.ERROR, (
+                f"no live beat's clock is within anarchon_max_skew ({event.limit / 1000:g} s) of the store's, this "
+                f"host's is {event.skew / 1000:+.1f} s off: slots follow the store's clock; set the clocks"
+            )
+        case events.SkewWithin():
+            return logging.WARNING, (
+                f"this host's clock is within anarchon_max_skew again ({event.skew / 1000:+.1f} s); slots follow it"
+            )
         case events.ZonesDiffer():
             return logging.ERROR, (
                 f"beat {event.label} has other zone data for {', '.join(event.zones)}: some slots may be sent twice; "

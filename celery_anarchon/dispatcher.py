@@ -40,6 +40,7 @@ from celery_anarchon.outage import Outage
 from celery_anarchon.publishing import BrokerAway, Dispatch, Publisher, PublishUnclear
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
+from celery_anarchon.skew import FleetClock, Standing
 from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper, Taken
 from celery_anarchon.timetable import At, Chain
@@ -85,8 +86,8 @@ class Dispatcher:
         self.label = label
         self.app_name = app_name
         self.settings = settings or Settings()
-        self.clock = clock or SystemClock()
         self.fanout = fanout or events.Fanout()
+        self.clock = FleetClock(clock or SystemClock(), self.fanout, self.settings.max_skew)
         self.max_interval = max_interval
         self.stopping = stopping
 
@@ -163,18 +164,20 @@ class Dispatcher:
     def tick(self) -> float:
         """Do everything that is due; seconds until there is something to do again. Raises nothing."""
         try:
-            self._pulse.look()
+            self._look()
             if self._store_answers():
                 if self._broker.away:
                     self._broker_answers()
                 self._ledger.tell(self.clock.monotonic())
                 self._retry_unclear()
-                self._roster.show_presence()
+                if self._roster.show_presence():
+                    self._begin_anew()
                 self._register()
-                self._ask_again()
-                self._dispatch_due()
-                self._sweep_when_due()
-                self._skips.tell()
+                if self.clock.standing is not Standing.BARRED:
+                    self._ask_again()
+                    self._dispatch_due()
+                    self._sweep_when_due()
+                    self._skips.tell()
         except AnarchonError as error:
             self._store_failed(error)
         except Exception as error:
@@ -189,6 +192,10 @@ class Dispatcher:
         now = self.clock.wall()
         first = self.agenda.next_due()
         if first is None or first > now or not self._broker_answers():
+            return
+        self._look()
+        if self._roster.in_doubt:
+            # The clock may have been set before it was read: nothing is given up, or claimed, by such a reading.
             return
         due = self.agenda.pop_due(now)
         wants: list[Want] = []
@@ -243,7 +250,7 @@ class Dispatcher:
         return wants
 
     def _claim(self, batch: Sequence[Want]) -> list[Won]:
-        self._pulse.look()
+        self._look()
         return self._claiming.ask(batch)
 
     def _ask_again(self) -> None:
@@ -257,7 +264,7 @@ class Dispatcher:
 
     def _publish(self, won: Iterable[Won]) -> None:
         for item in won:
-            self._pulse.look()
+            self._look()
             if self._broker.away:
                 self._unsent.put_back(item)
                 item.decide()
@@ -353,7 +360,7 @@ class Dispatcher:
             for job, cursor in zip(jobs, self._first_cursors(jobs), strict=True):
                 del self._unregistered[job.name]
                 self._plan_again(self.agenda.watch(job, cursor, self._loaded_at))
-            self._pulse.look()
+            self._look()
 
     def _first_cursors(self, jobs: Sequence[Job]) -> list[Millis]:
         cursors: list[Millis] = []
@@ -419,6 +426,24 @@ class Dispatcher:
 
     # --- neighbours and clocks ----------------------------------------------------------------------------------------
 
+    def _look(self) -> None:
+        if self._pulse.look():
+            self._roster.doubt_clock()
+
+    def _begin_anew(self) -> None:
+        """Slots are judged by another clock, or by this beat again: go on from what the store knows of each job. What
+        fell due while a beat with the right clock was there is decided; what came since is owed in its turn."""
+        self._pulse.excuse()
+        if self.clock.standing is Standing.BARRED:
+            return
+        begin = self.clock.wall()
+        if len(self.agenda):
+            begin = min(begin - STALL, self.clock.right_until or begin)
+        self._pulse.working_since = self._loaded_at = begin
+        for watched in list(self.agenda):
+            self.agenda.drop(watched.job.name)
+            self._unregistered[watched.job.name] = watched.job
+
     def _store_answers(self) -> bool:
         if self._store.away:
             if self._store.remaining() > 0:
@@ -467,7 +492,9 @@ class Dispatcher:
             return min(self._store.remaining(), self.max_interval)
         monotonic = self.clock.monotonic()
         waits = [self.max_interval]
-        looks = (self._sweeper.next_at(), self._roster.next_at(), self._ledger.next_at())
+        looks = [self._roster.next_at(), self._ledger.next_at()]
+        if self.clock.standing is not Standing.BARRED:
+            looks.append(self._sweeper.next_at())
         waits.extend(at - monotonic for at in looks if at is not None)
         if self._broker.away:
             waits.append(self._broker.remaining())
@@ -475,7 +502,7 @@ class Dispatcher:
             if self._unsent.waiting or self._journal.to_ask_again():
                 waits.append(UNCLEAR_WAIT)
             due = self.agenda.next_due()
-            if due is not None:
+            if due is not None and self.clock.standing is not Standing.BARRED:
                 waits.append((due - self.clock.wall()) / 1000)
         return max(0.0, min(waits))
 

@@ -168,6 +168,22 @@ class SkewSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SkewBeyond:
+    """This host's clock is off by more than is allowed: this beat claims nothing, or follows the store's clock."""
+
+    skew: Millis
+    limit: Millis
+    following: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkewWithin:
+    """This host's clock is right again, as far as is asked."""
+
+    skew: Millis
+
+
+@dataclass(frozen=True, kw_only=True)
 class ZonesDiffer:
     """Another beat reads other clock changes out of its zone data: the two may name different slots."""
 
@@ -201,6 +217,8 @@ Event: TypeAlias = (
     | Stalled
     | ClockStepped
     | SkewSeen
+    | SkewBeyond
+    | SkewWithin
     | ZonesDiffer
     | JobTrouble
 )

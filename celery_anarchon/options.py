@@ -31,11 +31,14 @@ LEASE_ONLY = frozenset({"catch_up", "coalesce"}) | WORKER_SIDE
 SLOTS_ONLY = frozenset({"jitter", "max_late", "catch_up", "coalesce", "history_ttl"})
 """Options that mean nothing without slots that are known beforehand; and the last run must stay in the history."""
 
-LATER_SETTINGS = frozenset({"max_skew", "one_step", "shadow", "http_port"})
+LATER_SETTINGS = frozenset({"one_step", "shadow", "http_port"})
 """Settings whose names are reserved for features that this release does not have."""
 
 OWN_SETTINGS = frozenset(
-    {"backend", "app_name", "jobs", "lease", "heartbeat", "batch", "early_tolerance", "packaged_tzdata", "gate_wait"}
+    {
+        *("backend", "app_name", "jobs", "lease", "heartbeat", "batch", "max_skew", "early_tolerance"),
+        *("packaged_tzdata", "gate_wait"),
+    }
 )
 
 
@@ -95,6 +98,8 @@ class Settings:
     lease: Millis = 30_000
     heartbeat: Millis = 10_000
     batch: int = 100
+    max_skew: Millis = 5_000
+    """How far this host's clock may be off the store's."""
     early_tolerance: Millis = 5_000
     gate_wait: Millis = 30_000
     """How long a worker holds a run that it cannot ask the store about."""
@@ -349,11 +354,14 @@ def scheduler_settings(given: Mapping[str, Any], traits: Traits) -> Settings:
             raise ConfigurationError(f"{what} is not known{offered}")
         if name in LATER_SETTINGS and value not in (None, False, "auto"):
             raise ConfigurationError(f"{what} belongs to a feature that this release does not have yet; remove it")
-        if name in ("lease", "heartbeat", "gate_wait") and value is not None and not traits.leases:
+        if name in ("lease", "heartbeat", "gate_wait", "max_skew") and value is not None and not traits.leases:
             raise OptionError(f"{what} needs a store with leases, and this one only takes claims; remove it")
     lease = _given(given, "lease", _positive, Settings.lease)
     if lease < 1_000:
         raise ConfigurationError(f"setting 'anarchon_lease' must be at least 1 s, not {given['lease']!r}")
+    max_skew = _given(given, "max_skew", _positive, Settings.max_skew)
+    if max_skew < 1_000:
+        raise ConfigurationError(f"setting 'anarchon_max_skew' must be at least 1 s, not {given['max_skew']!r}")
     heartbeat = _given(given, "heartbeat", _positive, lease // 3)
     if heartbeat * 3 > lease:
         raise ConfigurationError(
@@ -364,6 +372,7 @@ def scheduler_settings(given: Mapping[str, Any], traits: Traits) -> Settings:
         lease=lease,
         heartbeat=heartbeat,
         batch=_given(given, "batch", _size, Settings.batch),
+        max_skew=max_skew,
         early_tolerance=_given(given, "early_tolerance", _positive, Settings.early_tolerance),
         gate_wait=_given(given, "gate_wait", _duration, lease),
         packaged_tzdata=bool(_given(given, "packaged_tzdata", _switch, Settings.packaged_tzdata)),

@@ -13,11 +13,10 @@ from celery_anarchon import events, slots
 from celery_anarchon.agenda import Watched
 from celery_anarchon.backends.base import Beat, ClaimBackend, Keep, LeaseBackend, Registration, Sighting
 from celery_anarchon.backends.runs import RunBackend
-from celery_anarchon.clock import Clock
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
 from celery_anarchon.options import CLAIM_ONLY_MAX_LATE, Settings
-from celery_anarchon.pulse import STEP
+from celery_anarchon.skew import FleetClock
 from celery_anarchon.zonedata import as_text, disagreements, fingerprints, zones_of
 
 TIDY_BATCH = 500
@@ -38,7 +37,7 @@ class Roster:
         self,
         backend: ClaimBackend,
         settings: Settings,
-        clock: Clock,
+        clock: FleetClock,
         fanout: events.Fanout,
         *,
         owner: str,
@@ -58,8 +57,7 @@ class Roster:
         self._zones = ""
         self._zones_for: tuple[frozenset[str], Millis] | None = None
         self._named: dict[str, list[str]] = {}
-        self._skew: Millis = 0
-        self._reported_skew: Millis = 0
+        self._compared = False
         self._touched: dict[str, Watched] = {}
         self._presence_at = clock.monotonic()
         self.others_live = True
@@ -102,37 +100,53 @@ class Roster:
         """Show presence at the next chance, whenever the next heartbeat would be."""
         self._presence_at = self._clock.monotonic()
 
-    def show_presence(self) -> None:
-        """Once a heartbeat: say that this beat lives, look who else does, and compare clocks."""
+    def doubt_clock(self) -> None:
+        """This host's clock was set: compare it before anything follows from it."""
+        self._compared = False
+        self.show_again()
+
+    @property
+    def in_doubt(self) -> bool:
+        """This host's clock has to be compared first."""
+        return self._backend is not None and not self._compared
+
+    def show_presence(self) -> bool:
+        """Once a heartbeat: say that this beat lives, look who else does, and compare clocks. True: slots are judged by
+        another clock from now on, or by nobody here."""
         if self._clock.monotonic() < self._presence_at:
-            return
+            return False
         if self._backend is None:
             # Nobody looks for lapsed claims here, which is when the history is tidied elsewhere.
             self.tidy()
             self._presence_at = self._clock.monotonic() + self._settings.heartbeat / 1000
-            return
-        before = self._clock.wall()
-        seen = self._backend.beat_seen(
-            Beat(
-                owner=self._owner,
-                label=self._label,
-                version=self._version,
-                skew=self._skew,
-                schedule=self._schedule,
-                zones=self._zone_data(before),
-            )
+            return False
+        if not self._compared:
+            # Before anybody is told of it: what the others read as right keeps them from sending.
+            self._clock.compare(self._backend.now)
+        me = Beat(
+            owner=self._owner,
+            label=self._label,
+            version=self._version,
+            skew=self._clock.skew,
+            schedule=self._schedule,
+            zones=self._zone_data(self._clock.store_time()),
         )
-        self._skew = (before + self._clock.wall()) // 2 - seen
-        if abs(self._skew) > STEP and abs(self._skew - self._reported_skew) > STEP:
-            self._reported_skew = self._skew
-            self._fanout.emit(events.SkewSeen(skew=self._skew))
-        living = self._backend.beats(within=3 * self._settings.heartbeat)
-        self.others_live = any(beat.owner != self._owner for beat in living)
-        if isinstance(self._backend, RunBackend):
-            self._look_for_workers(self._backend)
+        backend = self._backend
+        self._clock.compare(lambda: backend.beat_seen(me))
+        living = backend.beats(within=3 * self._settings.heartbeat)
+        others = [beat for beat in living if beat.owner != self._owner]
+        self.others_live = bool(others)
+        if isinstance(backend, RunBackend):
+            self._look_for_workers(backend)
         self.agreed = all(beat.schedule == self._schedule for beat in living)
         self._compare_zones(living)
         self._presence_at = self._clock.monotonic() + self._settings.heartbeat / 1000
+        self._compared = True
+        if self._clock.decide((beat.skew, beat.seen) for beat in others):
+            # What this beat tells of its clock is old now.
+            self.show_again()
+            return True
+        return False
 
     def _look_for_workers(self, backend: RunBackend) -> None:
         if not self.had_workers:

@@ -11,8 +11,9 @@ from typing import Any
 from celery import Celery, beat
 
 from celery_anarchon import __version__, events
+from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.beatlog import log_event
-from celery_anarchon.choice import app_name, choose_backend
+from celery_anarchon.choice import APPS_OWN, app_name, choose_backend
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.dispatcher import Dispatcher
 from celery_anarchon.entries import JobFactory, default_definitions, jobs_of
@@ -73,7 +74,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self._jobs = {name: self._job(entry) for name, entry in self.schedule.items()}
         self.schedule.take_touched()
 
-        _say_where(backend.describe(), source)
+        _say_where(backend, source)
         if settings.packaged_tzdata:
             logger.info("zones: those of the tzdata package, release %s", packaged())
         label = f"{socket.gethostname()}:{os.getpid()}"
@@ -178,8 +179,11 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         return f"    . store -> {backend.describe()} ({source})"
 
 
-def _say_where(where: str, source: str) -> None:
+def _say_where(backend: ClaimBackend, source: str) -> None:
+    where = backend.describe()
     if source == "default":
         logger.warning("store: %s (no anarchon_backend is set: this file serves the beats of this one machine)", where)
+    elif backend.name == "sqlite" and source in APPS_OWN:
+        logger.warning("store: %s (%s: this file serves the beats of this one machine)", where, source)
     else:
         logger.info("store: %s (%s)", where, source)

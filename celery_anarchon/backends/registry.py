@@ -54,6 +54,7 @@ _SEVERAL_HOSTS = frozenset({"nats", "tls", "sentinel", "redis+cluster"})
 _TOKENS = frozenset({"nats", "tls"})
 _HOST = re.compile(r"([^:@]*(:[^:@]*)?@)?[^:@/]+(:\d*)?(/.*)?")
 _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:pass|pwd|tok|auth|secret|key|cred)[^=&]*=)[^&#]*", re.IGNORECASE)
+"""Names are also misspelled, and then the URL stands in the error that says so."""
 
 
 def backend_from(value: Any, **options: Any) -> ClaimBackend:
@@ -95,6 +96,27 @@ def backend_from_url(url: str, **options: Any) -> ClaimBackend:
     if not separator:
         raise ConfigurationError(f"{masked(url)!r} is no URL: expected scheme://..., such as sqlite:///anarchon.db")
     backend: ClaimBackend = _backend_class(scheme.lower(), url).from_url(url, **options)
+    return backend
+
+
+def is_known(url: str) -> bool:
+    """Whether this release, or an entry point, has a backend for the scheme of *url*."""
+    scheme = url.partition("://")[0].lower()
+    return scheme in _OURS or any(point.name.lower() == scheme for point in metadata.entry_points(group=ENTRY_POINTS))
+
+
+def backend_from_celery(url: str, transport_options: Mapping[str, Any], use_ssl: Any) -> ClaimBackend:
+    """The backend on a broker or a result backend that an app has, with its default options and not opened yet.
+
+    Celery's URLs have words of their own, and some of what it takes to connect stands in other settings: a backend that
+    can make use of them has ``from_celery(url, transport_options, use_ssl)`` beside ``from_url``.
+
+    :raises ConfigurationError: it cannot be; the text names no secret.
+    """
+    kind = _backend_class(url.partition("://")[0].lower(), url)
+    backend: ClaimBackend = (
+        kind.from_celery(url, transport_options, use_ssl) if hasattr(kind, "from_celery") else kind.from_url(url)
+    )
     return backend
 
 

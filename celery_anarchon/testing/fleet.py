@@ -40,6 +40,7 @@ __all__ = [
     "ManagedProcess",
     "Message",
     "NotInTime",
+    "amqp_messages",
     "decode_message",
     "events_of",
     "filesystem_broker",
@@ -118,7 +119,10 @@ def decode_message(payload: str | bytes) -> Message:
 
     :raises ValueError: no such envelope.
     """
-    envelope = json.loads(payload)
+    return _message(json.loads(payload))
+
+
+def _message(envelope: Any) -> Message:
     try:
         headers, properties = envelope["headers"], envelope["properties"]
         raw = envelope["body"]
@@ -218,3 +222,31 @@ def redis_messages(client: RedisClient, queue: str = "celery") -> list[Message]:
     """The messages that wait in a Redis broker's list and in its lists for other priorities, oldest first in each."""
     keys = [queue, *sorted(client.keys(f"{queue}\x06\x16[0-9]*"))]
     return [decode_message(payload) for key in keys for payload in reversed(client.lrange(key, 0, -1))]
+
+
+class AmqpChannel(Protocol):
+    """The one call that :func:`amqp_messages` makes."""
+
+    def basic_get(self, queue: str) -> Any: ...
+
+
+def amqp_messages(channel: AmqpChannel, queue: str = "celery") -> list[Message]:
+    """The messages that wait in an AMQP broker's queue, oldest first. They are taken and not acknowledged: close the
+    channel afterwards, and they are back; until then nobody else sees them.
+
+    :param channel: one of py-amqp's, for this look alone.
+
+    :raises ValueError: one that is no task message.
+    """
+    found = []
+    while (message := channel.basic_get(queue)) is not None:
+        properties = dict(message.properties)
+        headers = properties.pop("application_headers", {})
+        envelope = {
+            "body": message.body if isinstance(message.body, str) else bytes(message.body).decode("utf-8", "replace"),
+            "headers": headers,
+            "properties": properties,
+            "content-type": properties.get("content_type"),
+        }
+        found.append(_message(envelope))
+    return found

@@ -36,6 +36,7 @@ from support.redis_servers import (
     drop_idle,
     private_server,
     replicated,
+    script_proxy,
     sweep,
     through,
     wait_for,
@@ -490,7 +491,7 @@ def test_clients_that_cannot_be_used() -> None:
 
 def test_retries_of_a_client_send_nothing_twice(server: Private, prefix: str) -> None:
     """redis-py sends a command again by itself; here nothing depends on it, and nothing is sent twice."""
-    with closing(Proxy(server.port)) as line:
+    with script_proxy(server.port) as line:
         options: dict[str, Any] = {"retry": Retry(NoBackoff(), 5)}
         with closing(redis.Redis(port=line.port, **options)) as client, opened(client, prefix) as backend:
             slot = base(backend)
@@ -642,7 +643,7 @@ def test_an_idle_connection_is_tried_after_a_while(
     server: Private, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line that died without a word is found out before a claim is trusted to it."""
-    with closing(Proxy(server.port)) as line, opened(f"redis://127.0.0.1:{line.port}/0", prefix) as backend:
+    with script_proxy(server.port) as line, opened(f"redis://127.0.0.1:{line.port}/0", prefix) as backend:
         before = stats(server, "ping")
         backend.now()
         assert stats(server, "ping") == before

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis as client
 from servers import RedisServer
 from support.beats import Beats, until
+from support.sites import RedisBroker
+from support.stage import wall
 
 from celery_anarchon.model import Millis
-from celery_anarchon.testing.fleet import events_of, redis_messages
-from celery_anarchon.verdict import Event
 
 pytestmark = pytest.mark.fleet
 
@@ -22,15 +20,8 @@ EVERY = 10
 """Seconds between slots: longer than a beat waits between two looks for its broker, so that it is back in time."""
 
 
-def wall() -> Millis:
-    return time.time_ns() // 1_000_000
-
-
 def beats_on(broker: RedisServer, folder: Path, jobs: dict[str, Any], **settings: Any) -> Beats:
-    def read() -> list[Event]:
-        return events_of(redis_messages(client.Redis.from_url(broker.url)))
-
-    return Beats(folder, jobs, {"broker_url": broker.url, **settings}, read)
+    return Beats(folder, jobs, settings, broker=RedisBroker(broker.url))
 
 
 def until_before_a_slot() -> Millis:

