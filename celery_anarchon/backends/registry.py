@@ -53,7 +53,7 @@ _CELERY_PREFIXES = ("sqla+", "db+")
 _SEVERAL_HOSTS = frozenset({"nats", "tls", "sentinel", "redis+cluster"})
 _TOKENS = frozenset({"nats", "tls"})
 _HOST = re.compile(r"([^:@]*(:[^:@]*)?@)?[^:@/]+(:\d*)?(/.*)?")
-_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:pass|pwd|tok|auth|secret|key|cred)[^=&]*=)[^&#]*", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:pas+w|pass|pwd|tok|auth|secret|key|cred)[^=&]*=)[^&#]*", re.IGNORECASE)
 """Names are also misspelled, and then the URL stands in the error that says so."""
 
 
