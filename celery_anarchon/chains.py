@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from celery_anarchon.agenda import Watched
 from celery_anarchon.backends.base import ClaimBackend
-from celery_anarchon.model import Millis, RunState
+from celery_anarchon.model import Millis, Run, RunState
 from celery_anarchon.roster import Roster
 from celery_anarchon.timetable import Chain
 from celery_anarchon.wants import Want
@@ -58,14 +58,22 @@ class Chains:
 
     def _run_before(self, watched: Watched) -> Millis | None:
         """When the last run was; None: it is claimed, and not sent yet."""
-        for run in self._backend.history(watched.job.name, _LOOKED_THROUGH):
-            if run.manual:
-                continue
-            if run.state is RunState.CLAIMED:
-                return None
-            slot = instant(run.slot)
-            # It and all before it are decided: what exceeds the history may go.
-            watched.cursor = max(watched.cursor, slot)
-            return slot if run.claimed_at is None else max(slot, instant(run.claimed_at))
-        (known,) = self._roster.first_sight([watched.job])
-        return known.since if known.last is None else max(known.since, known.last)
+        run = self._newest(watched)
+        if run is None:
+            (known,) = self._roster.first_sight([watched.job])
+            # Once more: the first run may have come since, and then what is known of the job is that very run.
+            run = self._newest(watched)
+            if run is None:
+                # The last slot is of another definition of this job, with its history gone.
+                return known.since if known.last is None else max(known.since, known.last)
+        if run.state is RunState.CLAIMED:
+            return None
+        slot = instant(run.slot)
+        # It and all before it are decided: what exceeds the history may go.
+        watched.cursor = max(watched.cursor, slot)
+        return slot if run.claimed_at is None else max(slot, instant(run.claimed_at))
+
+    def _newest(self, watched: Watched) -> Run | None:
+        """The latest record, whatever became of it, that is not of a run by hand."""
+        runs = self._backend.history(watched.job.name, _LOOKED_THROUGH)
+        return next((run for run in runs if not run.manual), None)

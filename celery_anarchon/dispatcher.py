@@ -164,7 +164,7 @@ class Dispatcher:
                     self._ask_again()
                     self._dispatch_due()
                     self._sweep_when_due()
-                self._skips.tell()
+                    self._skips.tell()
         except AnarchonError as error:
             self._store_failed(error)
         except Exception as error:

@@ -354,7 +354,7 @@ def scheduler_settings(given: Mapping[str, Any], traits: Traits) -> Settings:
             raise ConfigurationError(f"{what} is not known{offered}")
         if name in LATER_SETTINGS and value not in (None, False, "auto"):
             raise ConfigurationError(f"{what} belongs to a feature that this release does not have yet; remove it")
-        if name in ("lease", "heartbeat", "max_skew", "gate_wait") and value is not None and not traits.leases:
+        if name in ("lease", "heartbeat", "gate_wait", "max_skew") and value is not None and not traits.leases:
             raise OptionError(f"{what} needs a store with leases, and this one only takes claims; remove it")
     lease = _given(given, "lease", _positive, Settings.lease)
     if lease < 1_000:

@@ -245,11 +245,10 @@ def timetable_by_class(schedule: Any, *, job: str, app: Celery) -> Any:
         for base in cls.__mro__:
             if base in _registered and not _says_itself_when(cls, base):
                 return _checked(_registered[base](schedule), f"the timetable registered for {base.__qualname__}")
-        name = (cls.__module__, cls.__qualname__)
         zone = app_zone(app)
-        if name == _CLOCKED:
+        if _derives(cls, _CLOCKED):
             return At(at_instant(schedule.clocked_time, zone))
-        if name == _RRULE:
+        if _derives(cls, _RRULE):
             return _rrule(schedule, zone)
         if not hasattr(cls, "is_due") or cls.is_due is stock.BaseSchedule.is_due:
             raise ConfigurationError(f"schedule class {cls.__module__}.{cls.__qualname__} has no is_due")
@@ -261,10 +260,18 @@ def timetable_by_class(schedule: Any, *, job: str, app: Celery) -> Any:
             "successor of the one before: one message each, and nothing to look ahead to or to catch up "
             "(celery_anarchon.schedules.register_timetable gives it slots)",
             job,
-            *name,
+            cls.__module__,
+            cls.__qualname__,
             reason,
         )
         return Successor(schedule, app.timezone, reason)
+
+
+def _derives(cls: type, name: tuple[str, str]) -> bool:
+    """Whether *cls* is the class of that module and name, or is due when that is."""
+    return any(
+        (base.__module__, base.__qualname__) == name and not _says_itself_when(cls, base) for base in cls.__mro__
+    )
 
 
 def _rrule(schedule: Any, app_zone: ZoneInfo) -> RRule:

@@ -67,7 +67,10 @@ class MemoryRuns(RunBackend):
             return GateAnswer.START
         if record.state in SETTLED:
             return GateAnswer.SETTLED
-        if start.attempt < record.attempt:
+        uncounted = record.terms is not None and record.terms.max_attempts is None
+        # Uncounted attempts are granted to redeliveries of one message, which says what it always said.
+        redelivered = running and uncounted and start.retries <= record.retries
+        if start.attempt < record.attempt and not redelivered:
             return GateAnswer.STALE
         if record.state in (RunState.CLAIMED, RunState.QUEUED, RunState.DISPATCHED):
             return GateAnswer.START
@@ -75,8 +78,7 @@ class MemoryRuns(RunBackend):
             return GateAnswer.START
         if not running or not record.lapsed(now):
             return GateAnswer.DUPLICATE
-        counted = record.terms is not None and record.terms.max_attempts is not None
-        return GateAnswer.USED_UP if counted and not record.attempts_left() else GateAnswer.START
+        return GateAnswer.START if uncounted or record.attempts_left() else GateAnswer.USED_UP
 
     @staticmethod
     def _run_it(space: Space, now: Millis, record: Record | None, start: Start) -> int:

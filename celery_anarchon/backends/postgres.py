@@ -79,10 +79,13 @@ class AnyText(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
-        return None if value is None else _UNSTORABLE.sub(_stored, value)
+        # Nearly always there is nothing to do, and this is asked for each text of a batch.
+        if value is None or (value.isascii() and "\\" not in value and "\0" not in value):
+            return value
+        return _UNSTORABLE.sub(_stored, value)
 
     def process_result_value(self, value: str | None, dialect: Any) -> str | None:
-        return None if value is None else _STORED.sub(_meant, value)
+        return value if value is None or "\\" not in value else _STORED.sub(_meant, value)
 
 
 class PostgresBackend(SqlBackend):

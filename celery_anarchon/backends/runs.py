@@ -190,7 +190,9 @@ class RunBackend(LeaseBackend):
         * W7 Settled: SETTLED. At or below the floor: TRIMMED.
         * W8 No record: OVERLAPS if it may not overlap and another run of the job is unsettled (one that waits
           does not count); else UNKNOWN: recorded as RUNNING from the message.
-        * W9 The message's attempt is below the recorded one: STALE.
+        * W9 The message's attempt is below the recorded one: STALE. Not so for a RUNNING run whose attempts are not
+          counted (``max_attempts`` unset) if the message has no more retries than recorded: there each attempt is a
+          redelivery of the one message that beats have sent.
         * W10 CLAIMED (lapsed or not), QUEUED or DISPATCHED: START. One that was settled DISPATCHED by its queue limit
           guards nothing any more: OVERLAPS where one without a record would be.
         * W11 RUNNING or RETRYING, and the message has more retries than recorded: START, same attempt.

@@ -222,7 +222,9 @@ class RunStatements:
         # "Is not distinct" throughout: what is null here is a no, and a no to a no is a yes.
         again = and_(running, r.token.is_not_distinct_from(asked.c.token), r.retries == asked.c.retries)
         settled = in_state(runs, *SETTLED)
-        stale = asked.c.attempt < r.attempt
+        # Attempts that are not counted are granted to redeliveries of one message, which says what it always said.
+        redelivered = and_(running, r.max_attempts.is_(None), asked.c.retries <= r.retries)
+        stale = and_(asked.c.attempt < r.attempt, not_(redelivered))
         given_up = and_(
             in_state(runs, RunState.DISPATCHED), r.reason.is_not(None), asked.c.overlap != str(Overlap.ALLOW), elsewhere
         )

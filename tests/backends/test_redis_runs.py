@@ -158,6 +158,7 @@ def test_a_run_from_claim_to_end_as_the_keys_show_it(
     assert lease()[0] == b"%d:1:hs2:job" % slot
     assert take(beat, "job", slot, "b", 1) == 2
     assert lease()[0] == b"%d:2:h2:job" % slot
+    assert "retries" not in record() and "token" not in record() and "reason" not in record()
     assert confirm_run(beat, "job", slot, "b", 2) and start(worker, "job", slot, "v", 2, of=TWICE).answer is START
     assert settle(worker, "job", slot, "v", 2, reason="done")
     assert record()["state"] == "succeeded" and record()["attempt"] == 2
@@ -590,6 +591,15 @@ def test_a_late_acknowledgement_gives_the_broker_time(two: tuple[RedisBackend, R
     lapse(raw, one, "job", slot + 1)
     assert [found.slot for found in one.lapsed(5)] == [slot + 1]
     assert end_lapsed(one, "job", slot + 1, RunState.RUNNING)
+    # A worker that stops leaves it to the broker too.
+    send(one, "job", slot + 2, of)
+    before = one.now()
+    assert start(one, "job", slot + 2, "t", of=of, acks_late=True).answer is START
+    leases = one._keys.leases(one._keys.shard(b"job"))
+    assert (raw.zscore(leases, b"%d:1:hr:job" % (slot + 2)) or 0) >= before + 1_000 + LONG
+    assert release(one, "job", slot + 2, "t") and one.lapsed(5) == []
+    again = start(other, "job", slot + 2, "u", of=of, acks_late=True)
+    assert (again.answer, again.attempt) == (START, 2)
 
 
 def test_workers_are_remembered_and_forgotten(

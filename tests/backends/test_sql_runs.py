@@ -205,6 +205,19 @@ def test_slots_of_one_job_that_may_not_overlap_are_decided_by_as_many_statements
     assert len(many) == len(one)
 
 
+def test_who_has_released_a_run_holds_it_no_more(backend: SqliteBackend, tmp_path: Path) -> None:
+    """A late heartbeat must not take back what another worker may go on with (handover-before-stop)."""
+    slot = backend.now() - 3_600_000
+    send(backend, "job", slot, TWICE)
+    backend.start([delivery("job", slot, "t", of=TWICE)])
+    assert backend.release([held("job", slot, "t")]) == [True]
+    assert backend.heartbeat([held("job", slot, "t")]) == [False]
+    assert backend.settle([Settlement(**vars(held("job", slot, "t")), state=RunState.SUCCEEDED)]) == [False]
+    with closing(sqlite3.connect(tmp_path / "anarchon.db")) as connection:
+        assert connection.execute("SELECT state, token FROM anarchon_runs").fetchall() == [("running", None)]
+    assert [run.reason for run in backend.lapsed(9)] == ["worker-stopped"]
+
+
 # --- what a look costs ------------------------------------------------------------------------------------------------
 
 

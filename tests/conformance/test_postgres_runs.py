@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-psycopg = pytest.importorskip("psycopg")
-
-from conformance.postgres_harness import PostgresHarness  # noqa: E402
-from conformance.test_run_machine import run_machine_for  # noqa: E402
-from support.postgres_servers import private_postgres  # noqa: E402
-from support.run_storm import storm  # noqa: E402
+from conformance.postgres_harness import PostgresHarness
+from conformance.test_run_machine import run_machine_for
+from support.postgres_servers import private_postgres
+from support.run_storm import storm
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield running
 
 
-TestPostgresRunMachine = run_machine_for(PostgresHarness, 10, 30)
+TestPostgresRunMachine = run_machine_for(PostgresHarness, 8, 25)
 TestPostgresRunMachineLong = pytest.mark.long(run_machine_for(PostgresHarness, 200, 60))
 
 

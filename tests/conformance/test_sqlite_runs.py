@@ -6,5 +6,5 @@ import pytest
 from conformance.harnesses import SqliteHarness
 from conformance.test_run_machine import run_machine_for
 
-TestSqliteRunMachine = run_machine_for(SqliteHarness, 60, 40)
+TestSqliteRunMachine = run_machine_for(SqliteHarness, 12, 30)
 TestSqliteRunMachineLong = pytest.mark.long(run_machine_for(SqliteHarness, 300, 60))

@@ -16,6 +16,7 @@ from redbeat.schedules import rrule
 from celery_anarchon.entries import jobs_of
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.replay import Successor
+from celery_anarchon.rruletable import RRule
 from celery_anarchon.timetable import At, cron_from_text
 from celery_anarchon.wire import parse_time, time_text
 
@@ -104,6 +105,21 @@ def test_rrule_has_one_key_in_every_process() -> None:
     used.next(parse_time("2026-06-01T00:00Z"))
     assert of(daily).key == used.key == key
     assert of(lambda app: daily(app, interval=2)).key != key
+
+
+def test_a_subclass_of_rrule() -> None:
+    class Named(rrule):  # type: ignore[misc]
+        """Changes nothing about when."""
+
+    class Silent(rrule):  # type: ignore[misc]
+        def is_due(self, last_run_at: datetime) -> Any:
+            return schedstate(False, None)
+
+    begin = datetime(2020, 1, 1, tzinfo=timezone.utc)
+    found = of(lambda app: Named("MINUTELY", dtstart=begin, app=app))
+    assert isinstance(found, RRule)
+    assert slots(found, "2020-03-01T00:00Z", 1) == ["2020-03-01T00:01:00.000Z"]
+    assert isinstance(of(lambda app: Silent("YEARLY", dtstart=begin, app=app)), Successor)
 
 
 def test_rrule_without_dtstart_is_refused() -> None:

@@ -83,6 +83,30 @@ def test_the_first_is_asked_about_the_first_sight() -> None:
     assert world.outbox.slots[0] == ("dice", START + 1)
 
 
+def test_the_first_run_comes_while_another_beat_looks() -> None:
+    """Between its look at an empty history and its look at the job: the run is there, and is no older definition's."""
+    world = World()
+    world.beat("a", chained(world, shortest=0, longest=0))
+    late = world.beat("b", chained(world, shortest=0, longest=0))
+    late.tick()
+    world.clock.advance(1_100)
+    backend = world.backend("b")
+    register, done = backend.register, []
+
+    def slow(sightings: Any) -> Any:
+        if not done:
+            done.append(True)
+            world.beats["a"].tick()
+        return register(sightings)
+
+    backend.register = slow  # type: ignore[method-assign]
+    late.tick()
+    assert done
+    assert world.outbox.slots == [("dice", START + 1)]
+    world.run(10 * SECOND)
+    check(world)
+
+
 def test_a_restart_goes_on_after_the_last_run() -> None:
     world = World()
     world.beat("a", chained(world))

@@ -74,7 +74,7 @@ def test_options_of_a_url() -> None:
         ("nats://secret@host", ["not in this release"]),
         ("libsql://user:secret@host", ["auth_token"]),
         ("libsql://host/path?auth_token=secret", ["libsql://host:port"]),
-        ("libsql://host?auth_tokn=secret", ["did you mean 'auth_token'"]),
+        ("libsql://host?auth_tokn=x", ["did you mean 'auth_token'"]),
         ("turso://a.db", ["pyturso locks its file", "sqlite:///path"]),
     ],
 )

@@ -165,16 +165,16 @@ class RedisStore(ClaimBackend):
             given["strategy"] = with_options(given.get("strategy", "lease"), beside)
         return cls(**{cls.product: address, **given})
 
+    @property
+    def _strategy_text(self) -> str:
+        """How claims are stored here, with what all beats must have alike."""
+        return "lease"
+
     @classmethod
     def from_celery(cls, url: str, transport_options: Mapping[str, Any], use_ssl: Any) -> Any:
         """The store on an app's own broker or result backend."""
         options: dict[str, Any] = {cls.product: celery_address(url, transport_options, use_ssl)}
         return cls(**options)
-
-    @property
-    def _strategy_text(self) -> str:
-        """How claims are stored here, with what all beats must have alike."""
-        return "lease"
 
     # --- life ---------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,9 @@ local function judge(run, attempt, retries, token)
   if not LIVES[run.state] and run.state ~= 'dispatched' and run.state ~= 'waiting' then
     return 'settled'
   end
-  if attempt < run.attempt then
+  -- Attempts that are not counted are granted to redeliveries of one message, which says what it always said.
+  local redelivered = running and not run.terms.max_attempts and retries <= (run.retries or 0)
+  if attempt < run.attempt and not redelivered then
     return 'stale'
   end
   if run.state == 'claimed' or run.state == 'queued' or run.state == 'dispatched' then
