@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -38,12 +39,13 @@ from celery_anarchon.backends.base import (
     Outcome,
 )
 from celery_anarchon.backends.registry import read_url
+from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, Run, RunState
 
 DAY: Millis = 86_400_000
 HORIZON: Millis = 7 * DAY
-"""How long a claim is remembered. Older slots are refused, so their files can go."""
+"""How long a claim is remembered, unless told otherwise. Older slots are refused, so their files can go."""
 
 LAYOUT = 1
 
@@ -53,6 +55,7 @@ class FolderBackend(ClaimBackend):
 
     :param folder: made if it is not there.
     :param namespace: keeps services in one folder apart.
+    :param horizon: how long a claim is remembered: seconds, a timedelta or text such as ``"7d"``.
     """
 
     name = "folder"
@@ -65,18 +68,21 @@ class FolderBackend(ClaimBackend):
         history_by_age=False,
     )
 
-    def __init__(self, folder: str | Path, namespace: str = "cron") -> None:
+    def __init__(self, folder: str | Path, namespace: str = "cron", horizon: Any = HORIZON / 1000) -> None:
         if not namespace:
             raise ConfigurationError("namespace='': give a name; it keeps services apart")
         self.namespace = namespace
+        self._horizon = parse_duration(horizon, "horizon")
+        # What this very client can do: the options of jobs are checked against it.
+        self.traits = replace(type(self).traits, horizon=self._horizon)
         # Absolute now: a daemon changes its directory later.
         self.folder = Path(folder).absolute() / quote(namespace, safe="")
         self._pruned_at = 0
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> FolderBackend:
-        """``folder:///var/lib/proj/claims?namespace=billing``."""
-        path, given = read_url(url, {"namespace": str}, options)
+        """``folder:///var/lib/proj/claims?namespace=billing&horizon=7d``."""
+        path, given = read_url(url, {"namespace": str, "horizon": str}, options)
         if not path:
             raise ConfigurationError(f"{url} names no folder: write folder:///var/lib/proj/claims")
         return cls(path, **given)
@@ -122,7 +128,7 @@ class FolderBackend(ClaimBackend):
             return [ClaimResult(self._claim(request, now, applied)) for request in requests]
 
     def _claim(self, request: ClaimRequest, now: Millis, applied: Callable[[], None]) -> Answer:
-        if request.slot < now - HORIZON:
+        if request.slot < now - self._horizon:
             return Answer.TOO_OLD
         if request.slot > now + self.early_tolerance:
             return Answer.TOO_EARLY
@@ -173,7 +179,7 @@ class FolderBackend(ClaimBackend):
         with self._errors() as applied:
             for one in outcomes:
                 outcome = {"job": one.job, "state": one.state, "reason": one.reason, "beat": one.beat, "ended_at": now}
-                if one.slot >= now - HORIZON and self._make(f"{_name(one.job, one.slot)}.claim", outcome):
+                if one.slot >= now - self._horizon and self._make(f"{_name(one.job, one.slot)}.claim", outcome):
                     applied()
 
     def history(self, job: str, limit: int) -> list[Run]:
@@ -274,7 +280,7 @@ class FolderBackend(ClaimBackend):
         for name in os.listdir(self.folder):
             slot = name.partition(".")[2].partition(".")[0]
             # A day more than the horizon: another beat's clock may be a little behind.
-            if name.endswith((".claim", ".end")) and int(slot) < now - HORIZON - DAY:
+            if name.endswith((".claim", ".end")) and int(slot) < now - self._horizon - DAY:
                 (self.folder / name).unlink(missing_ok=True)
 
 

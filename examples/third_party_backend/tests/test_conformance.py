@@ -44,8 +44,11 @@ class FolderHarness(BackendHarness):
                 found[part] = json.loads(file.read_text())
         return found or None
 
-    def raw_forge_lease(self, job: str, slot: Millis, lease_until: Millis) -> None:
-        raise NotImplementedError("there are no leases")
+    def connect_short(self) -> ClaimBackend:
+        client = FolderBackend(self.directory, f"{self.namespace}-short", horizon=0.4)
+        client.open(self.app_name)
+        self._clients.append(client)
+        return client
 
     def raw_forge_layout(self, version: int) -> None:
         meta = self.files / "meta.json"
