@@ -35,7 +35,8 @@ BARE_POSTGRES = (
     "insert into bare (job, slot, state, owner, attempt, lease_until, claimed_at, beat)"
     " select job, slot, 'claimed', owner, 1, 30000, 0, beat"
     " from unnest(%s::text[], %s::bigint[], %s::text[], %s::text[])"
-    " as given(job, slot, owner, beat) on conflict do nothing returning job, slot, owner",
+    " as given(job, slot, owner, beat)"
+    " on conflict do nothing returning job, slot, owner",
 )
 BARE_SQLITE = (
     "insert into bare (job, slot, state, owner, attempt, lease_until, claimed_at, beat)"

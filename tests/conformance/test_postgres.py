@@ -53,6 +53,9 @@ class Smaller:
 
 class TestPostgres(LeaseSuite):
     harness_class = Direct
+    race_threads: ClassVar[int] = 20
+    race_slots: ClassVar[int] = 30
+    race_processes: ClassVar[tuple[int, int]] = (4, 5)
 
 
 class TestEngine(Smaller, LeaseSuite):
