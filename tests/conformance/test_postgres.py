@@ -46,9 +46,9 @@ class Pooled(PostgresHarness):
 
 
 class Smaller:
-    race_threads: ClassVar[int] = 10
-    race_slots: ClassVar[int] = 20
-    race_processes: ClassVar[tuple[int, int]] = (3, 3)
+    race_threads: ClassVar[int] = 8
+    race_slots: ClassVar[int] = 10
+    race_processes: ClassVar[tuple[int, int]] = (3, 2)
 
 
 class TestPostgres(LeaseSuite):
