@@ -56,6 +56,11 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
                 f"{event.job} {time_text(event.slot)} was claimed here, but the lease ran out before it was sent "
                 "(was this process paused?); the store decides anew"
             )
+        case events.ClaimUnresolved():
+            return logging.WARNING, (
+                f"{event.job} {time_text(event.slot)} may be lost: the store did not answer a claim of it in time, and "
+                "if that claim was applied nobody else can send it"
+            )
         case events.SlotsGivenUp():
             slots = "slot" if event.total == 1 else "slots"
             return logging.WARNING, (

@@ -24,15 +24,14 @@ from celery_anarchon import events, slots, wire
 from celery_anarchon.agenda import Agenda, Watched
 from celery_anarchon.backends.base import (
     ClaimBackend,
-    ClaimRequest,
+    ClaimResult,
     Confirmation,
-    GivenUp,
-    Hold,
     Outcome,
 )
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError, BackendUnavailable, OutcomeUnknown
 from celery_anarchon.job import Job
+from celery_anarchon.journal import Journal
 from celery_anarchon.ledger import Ledger
 from celery_anarchon.model import Answer, Millis, RunState
 from celery_anarchon.options import Settings
@@ -98,6 +97,7 @@ class Dispatcher:
         self._closed = False
 
         self._ledger = Ledger(backend)
+        self._journal = Journal(backend, self.clock)
         self._unclear: list[Won] = []
         self._pulse = Pulse(self.clock, self.fanout)
         self._roster = Roster(
@@ -154,6 +154,7 @@ class Dispatcher:
                 self._retry_unclear()
                 self._roster.show_presence()
                 self._register()
+                self._ask_again()
                 self._dispatch_due()
                 self._sweep_when_due()
         except AnarchonError as error:
@@ -221,34 +222,56 @@ class Dispatcher:
 
     def _claim(self, batch: Sequence[Want]) -> list[Won]:
         self._pulse.look()
-        deadline = self.clock.monotonic() + self.settings.lease / 1000
-        requests = [
-            ClaimRequest(
-                job=want.watched.job.name,
-                slot=want.slot,
-                owner=self.owner,
-                beat=self.label,
-                lease=self.settings.lease,
-            )
-            for want in batch
-        ]
+        lease_over = self.clock.monotonic() + self.settings.lease / 1000
         won: list[Won] = []
-        for want, result in zip(batch, self.backend.claim(requests), strict=True):
+        for want, result in zip(batch, self._answers(batch), strict=True):
             job = want.watched.job
             self.fanout.emit(events.Claimed(job=job.name, slot=want.slot, answer=result.answer))
-            if result.answer is Answer.WON:
+            if result.answer is Answer.UNKNOWN:
+                self._journal.doubt([want])
+                want.watched.not_before = self.clock.wall() + round(UNCLEAR_WAIT * 1000)
+                continue
+            doubted = self._journal.answered(want)
+            if result.answer is Answer.WON and self._journal.holds(job, want.slot):
+                want.decided = True
+            elif result.answer is Answer.WON:
+                deadline = self._journal.deadline(job, want.slot) if self._journal.applies else lease_over
                 won.append(Won(job, want.slot, result.attempt, deadline, want))
             elif result.answer is Answer.TOO_EARLY:
                 want.watched.not_before = self.clock.wall() + TOO_EARLY_WAIT
             else:
                 want.decided = True
+                if doubted and not self.backend.traits.knows_owner:
+                    self.fanout.emit(events.ClaimUnresolved(job=job.name, slot=want.slot))
         return won
+
+    def _answers(self, batch: Sequence[Want]) -> list[ClaimResult]:
+        try:
+            return self.backend.claim([want.request(self.owner, self.label, self.settings.lease) for want in batch])
+        except BackendUnavailable:
+            raise
+        except Exception:
+            self._journal.doubt(batch)
+            raise
+
+    def _ask_again(self) -> None:
+        """Where nobody takes over: claims whose answer was lost. What they won may be planned by nobody any more."""
+        for want in self._journal.lost():
+            self.fanout.emit(events.ClaimUnresolved(job=want.watched.job.name, slot=want.slot))
+        wants = self._journal.to_ask_again()
+        if not wants or self.stopping() or not self._broker_answers():
+            return
+        for batch in batches(wants, self.settings.batch):
+            self._publish(self._claim(batch))
 
     def _publish(self, won: Iterable[Won]) -> None:
         for item in won:
             self._pulse.look()
             if self._broker.away:
-                self._abandon(item)
+                self._put_back(item)
+                item.decide()
+            elif self._journal.applies and self.clock.monotonic() >= item.deadline:
+                self._too_late(item)
                 item.decide()
             elif self.clock.monotonic() >= item.deadline:
                 self.fanout.emit(events.LeaseOver(job=item.job.name, slot=item.slot))
@@ -269,7 +292,7 @@ class Dispatcher:
             )
         except BrokerAway as error:
             self._broker_failed(error)
-            self._abandon(item)
+            self._put_back(item)
         except PublishUnclear as error:
             if not item.unclear:
                 self.fanout.emit(events.Unclear(job=job, slot=slot, run_id=run_id, error=error))
@@ -277,7 +300,7 @@ class Dispatcher:
             self._unclear.append(item)
         except Exception as error:
             self.fanout.emit(events.NotSent(job=job, slot=slot, run_id=run_id, error=error))
-            self._ledger.give_up(self._ending(item, RunState.NOT_SENT, "publish-error"))
+            self._ledger.give_up(item.ending(self.owner, RunState.NOT_SENT, "publish-error"))
         else:
             self.fanout.emit(events.Sent(job=job, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
             self._ledger.confirm(Confirmation(job=job, slot=slot, owner=self.owner, attempt=item.attempt, late=late))
@@ -285,6 +308,7 @@ class Dispatcher:
             if watched is not None:
                 self._roster.touched(watched)
         # Each branch left the slot with somebody: the store by a list above, or the retries by `_unclear`.
+        self._journal.hold(item.job, item.slot)
         item.decide()
 
     def _retry_unclear(self) -> None:
@@ -294,7 +318,9 @@ class Dispatcher:
         waiting, self._unclear = self._unclear, []
         reachable = self._broker_answers()
         for item in waiting:
-            if self.clock.monotonic() >= item.deadline or self.stopping():
+            if self.clock.monotonic() >= item.deadline:
+                self._too_late(item)
+            elif self.stopping() and not self._journal.applies:
                 self._abandon(item)
             elif reachable and not self._broker.away:
                 self._publish_one(item)
@@ -305,7 +331,10 @@ class Dispatcher:
     # --- slots given up -----------------------------------------------------------------------------------------------
 
     def _note_given_up(self, job: Job, state: RunState, reason: str, cut: slots.Cut) -> None:
-        if not cut.total:
+        # What may have been won is still to be sent, though the plan has gone on.
+        latest = tuple(slot for slot in cut.latest if not self._journal.doubts(job, slot))
+        cut = slots.Cut(cut.total - len(cut.latest) + len(latest), latest)
+        if not cut.latest:
             return
         self.fanout.emit(
             events.SlotsGivenUp(job=job.name, state=state, reason=reason, total=cut.total, newest=cut.latest[0])
@@ -329,8 +358,9 @@ class Dispatcher:
     def _first_cursors(self, jobs: Sequence[Job]) -> list[Millis]:
         cursors: list[Millis] = []
         for job, known in zip(jobs, self._roster.first_sight(jobs), strict=True):
-            if known.last is None and isinstance(job.timetable, At) and job.timetable.instant <= known.since:
-                self._note_given_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (job.timetable.instant,)))
+            at = job.timetable.instant if isinstance(job.timetable, At) else None
+            if at is not None and known.last is None and at <= known.since and self._roster.registers:
+                self._note_given_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (at,)))
             cursors.append(known.since if known.last is None else max(known.since, known.last))
         return cursors
 
@@ -356,7 +386,7 @@ class Dispatcher:
         self.fanout.emit(events.TookOver(job=job, slot=slot, attempt=claim.attempt, abandoned=claim.abandoned))
         if claim.end is None:
             return True
-        self._ledger.give_up(self._ending(item, claim.end, claim.reason))
+        self._ledger.give_up(item.ending(self.owner, claim.end, claim.reason))
         self.fanout.emit(events.SlotsGivenUp(job=job, state=claim.end, reason=claim.reason, total=1, newest=slot))
         return False
 
@@ -385,8 +415,8 @@ class Dispatcher:
             self.fanout.emit(events.StoreChanged(error=error))
         return news
 
-    def _broker_answers(self) -> bool:
-        if self._broker.remaining() > 0:
+    def _broker_answers(self, *, at_once: bool = False) -> bool:
+        if self._broker.remaining() > 0 and not at_once:
             return False
         try:
             self.publisher.check()
@@ -419,7 +449,7 @@ class Dispatcher:
         if self._broker.away:
             waits.append(self._broker.remaining())
         else:
-            if self._unclear:
+            if self._unclear or self._journal.to_ask_again():
                 waits.append(UNCLEAR_WAIT)
             due = self.agenda.next_due()
             if due is not None:
@@ -434,6 +464,8 @@ class Dispatcher:
         if self._closed:
             return
         self._closed = True
+        if self._journal.applies:
+            self._send_or_lose()
         for item in self._unclear:
             self._abandon(item)
         self._unclear = []
@@ -447,24 +479,45 @@ class Dispatcher:
         self.publisher.close()
         self.backend.close()
 
+    def _send_or_lose(self) -> None:
+        """The stop where nobody takes over: what is still held is sent now, or lost, and that is said."""
+        waiting, self._unclear = self._unclear, []
+        if waiting and self._broker_answers(at_once=True):
+            while waiting and not self._unclear:
+                # After one that failed the others would only be waited for.
+                self._publish_one(waiting.pop(0))
+        for item in [*self._unclear, *waiting]:
+            self._lose(item, RunState.NOT_SENT, "beat-stopped")
+        self._unclear = []
+        for want in self._journal.lost(all_of_them=True):
+            self.fanout.emit(events.ClaimUnresolved(job=want.watched.job.name, slot=want.slot))
+
     # --- small things -------------------------------------------------------------------------------------------------
 
+    def _put_back(self, item: Won) -> None:
+        """It was surely not sent, for lack of a broker: another beat may have one. Where no other can, it is kept."""
+        if self._journal.applies:
+            self._journal.hold(item.job, item.slot)
+            self._unclear.append(item)
+        else:
+            self._abandon(item)
+
+    def _too_late(self, item: Won) -> None:
+        """Its deadline is over: the slot is anyone's, or nobody's."""
+        if self._journal.applies:
+            self._lose(item, RunState.MISFIRE, "max-late")
+        else:
+            self._abandon(item)
+
+    def _lose(self, item: Won, state: RunState, reason: str) -> None:
+        reason = "publish-unclear" if item.unclear else reason
+        self._journal.hold(item.job, item.slot)
+        self._ledger.give_up(item.ending(self.owner, state, reason))
+        self.fanout.emit(events.SlotsGivenUp(job=item.job.name, state=state, reason=reason, total=1, newest=item.slot))
+
     def _abandon(self, item: Won) -> None:
-        self._ledger.abandon(self._hold(item))
+        self._ledger.abandon(item.hold(self.owner))
         self._sweeper.leave_to_others(item.job.name, item.slot)
-
-    def _hold(self, item: Won) -> Hold:
-        return Hold(job=item.job.name, slot=item.slot, owner=self.owner, attempt=item.attempt)
-
-    def _ending(self, item: Won, state: RunState, reason: str | None) -> GivenUp:
-        return GivenUp(
-            job=item.job.name,
-            slot=item.slot,
-            owner=self.owner,
-            attempt=item.attempt,
-            state=state,
-            reason=reason,
-        )
 
     def _plan_again(self, watched: Watched) -> None:
         """Put the job where it falls due next; a timetable that fails is one job's trouble."""

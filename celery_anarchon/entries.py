@@ -11,6 +11,7 @@ from celery.beat import ScheduleEntry
 from celery.schedules import crontab
 
 from celery_anarchon.choice import jobs_setting, own_settings
+from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.job import Job
 from celery_anarchon.model import Traits
@@ -20,6 +21,7 @@ from celery_anarchon.options import (
     OptionSources,
     Settings,
     check_defaults,
+    check_pace,
     job_options,
     nearest,
     scheduler_settings,
@@ -116,6 +118,7 @@ class JobFactory:
             timetable = timetable_of(
                 entry.schedule, job=name, app=self.app, offset=options.offset, timezone=options.timezone
             )
+            check_pace(name, options, timetable, self.traits, SystemClock().wall())
         except ConfigurationError:
             raise
         except Exception as error:

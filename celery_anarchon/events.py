@@ -86,6 +86,14 @@ class LeaseOver:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClaimUnresolved:
+    """The reply to a claim was lost for good. If the claim was applied, nobody sends the slot. Claim-only stores."""
+
+    job: str
+    slot: Millis
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlotsGivenUp:
     """Slots of one job that will not be sent, and why (kebab-case)."""
 
@@ -155,6 +163,7 @@ Event: TypeAlias = (
     | Unclear
     | TookOver
     | LeaseOver
+    | ClaimUnresolved
     | SlotsGivenUp
     | StoreChanged
     | BrokerChanged

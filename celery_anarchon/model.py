@@ -46,6 +46,53 @@ UNSETTLED = frozenset({RunState.CLAIMED, RunState.QUEUED, RunState.WAITING, RunS
 """States in which somebody still has something to do. Everything else is an end, and never changes."""
 
 
+SETTLED = frozenset(RunState) - UNSETTLED - {RunState.DISPATCHED}
+"""Ends, for a worker that asks to start. ``dispatched`` is an end for beats only: its message may still be started."""
+
+
+class Overlap(str, enum.Enum):
+    """What becomes of a slot that is due while an earlier run of its job lives."""
+
+    ALLOW = "allow"
+    SKIP = "skip"
+    QUEUE_ONE = "queue_one"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class OnUnknown(str, enum.Enum):
+    """What a worker does with a run when the store cannot be asked: run it untracked, or drop it."""
+
+    REPEAT = "repeat"
+    SKIP = "skip"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class GateAnswer(str, enum.Enum):
+    """What the store says to a worker that asks to start a run. START and UNKNOWN license a body, nothing else."""
+
+    START = "start"
+    UNKNOWN = "unknown"
+    """Started, and the store had no record of it: it was made from the message."""
+    DUPLICATE = "duplicate"
+    """Another delivery runs it, or it waits for its own retry."""
+    SETTLED = "settled"
+    TRIMMED = "trimmed"
+    """Settled so long ago that its record was dropped: at or below the job's floor."""
+    STALE = "stale"
+    """The message is of an earlier attempt."""
+    USED_UP = "used-up"
+    """Its holder is gone and no attempt is left: it has just been settled as lost."""
+    OVERLAPS = "overlaps"
+    """The store had no record of it, and another run of the job lives that it may not overlap."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 class Coalesce(str, enum.Enum):
     """What becomes of several missed slots of one job: the latest one is sent, or all of them."""
 
@@ -67,6 +114,15 @@ class Answer(str, enum.Enum):
     """At or below the job's floor: its record was dropped, so nobody may claim it again."""
     TOO_EARLY = "too-early"
     """Later than the store's clock allows: ask again when its time has come."""
+    WAIT = "wait"
+    """Another slot of the job is claimed and not published yet, and may not overlap (protocol H13): nothing is
+    recorded, ask again soon."""
+    SKIPPED = "skipped"
+    """An earlier run of the job lives: recorded as an end, nothing to publish."""
+    WAITING = "waiting"
+    """An earlier run of the job lives: recorded as the one slot that waits for its end."""
+    UNKNOWN = "unknown"
+    """The answer to this one row of a batch was lost: ask again as the same owner. Never to be read as "taken"."""
 
     def __str__(self) -> str:
         return self.value
@@ -90,6 +146,20 @@ class Traits:
     """``history_ttl`` can be honoured."""
     max_key_length: int | None = None
     """Longest key in bytes, None: no limit that matters."""
+    knows_owner: bool = True
+    """It keeps whose a claim is: its owner, asking again, is told WON. Only a claim-only store may lack it; there a
+    lost reply can cost the slot."""
+    any_order: bool = True
+    """An older slot stays open when a newer one of its job is claimed. Only a claim-only store may lack it."""
+    exact_history: bool = True
+    """What `confirm`, `abandon`, `give_up` and `record` write is checked against the claim. Only a claim-only store may
+    lack it: there these add to the history, whoever asks."""
+    claims_kept: int | None = None
+    """So many claims of one job are remembered at most, within the horizon too; None: all."""
+    history_ttl_above: Millis = 0
+    """A job's `history_ttl` must be longer than this."""
+    follows_runs: bool = False
+    """It also keeps what becomes of a run on its worker: a :class:`~celery_anarchon.backends.runs.RunBackend`."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +182,10 @@ class Run:
     beat: str | None = None
     worker: str | None = None
     blocked_by: str | None = None
+    """The id of the run that a skipped slot would have overlapped."""
+    refused: int = 0
+    """How many deliveries of it were refused at the gate: copies, stale attempts."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields in their public order, times still datetimes; :func:`celery_anarchon.wire.run_json` makes text."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "refused"}

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import AnarchonError, ConfigurationError, OptionError
 from celery_anarchon.model import Coalesce, Millis, Traits
+from celery_anarchon.timetable import Timetable
 
 DEFAULT_HISTORY_SIZE = 100
+
+PACE_SLOTS = 100
+"""How many slots are looked at to tell how fast they follow each other."""
+
+CLAIM_ONLY_MAX_LATE: Millis = 60_000
+"""``max_late`` on a store that only takes claims, unless the job says otherwise: how far a beat looks back when it
+starts, and how long a winner keeps what it cannot publish."""
 
 WORKER_SIDE = frozenset({"overlap", "max_attempts", "queue_timeout", "on_unknown"})
 """Options that only a worker which asks the store can honour."""
@@ -181,9 +189,47 @@ def job_options(job: str, kind: Kind, sources: OptionSources, traits: Traits, se
             if name not in found and value is not None and name in _READERS and not _cannot(name, kind, traits):
                 label = f"anarchon_{name}" if source == "setting" else name
                 found[name] = _read(name, value, f"{source} {label!r}")
+    if not traits.leases:
+        found.setdefault("max_late", CLAIM_ONLY_MAX_LATE)
     options = JobOptions(**found)
     _refuse_beyond_horizon(job, options, traits)
+    _refuse_short_history(job, options, traits)
     return options
+
+
+def check_pace(job: str, options: JobOptions, timetable: Timetable, traits: Traits, now: Millis) -> None:
+    """Refuse a job whose slots follow each other faster than this store can tell them apart.
+
+    Looks at the slots that come after *now*; for an interval they are all alike.
+
+    :raises OptionError: the text names the job, the numbers and the fix.
+    """
+    if not traits.any_order and options.jitter:
+        gap = min((later - slot for slot, later in _pairs(timetable, now)), default=None)
+        if gap is not None and options.jitter >= gap:
+            raise OptionError(
+                f"job {job!r}: option 'jitter' ({options.jitter / 1000:g} s) must be shorter than the time between two "
+                f"slots ({gap / 1000:g} s): on this store a newer claim closes the older slots; lower it"
+            )
+    if traits.claims_kept is not None and traits.horizon is not None:
+        span = traits.horizon * 5 // 4
+        most = max((timetable.count(slot - 1, slot - 1 + span) for slot, _ in _pairs(timetable, now)), default=0)
+        if most > traits.claims_kept:
+            raise OptionError(
+                f"job {job!r}: it has {most} slots in {span / 1000:g} s, and this store remembers {traits.claims_kept} "
+                "claims of a job: the oldest could be won again; raise its max_size or lower its duration"
+            )
+
+
+def _pairs(timetable: Timetable, now: Millis) -> Iterator[tuple[Millis, Millis]]:
+    """Neighbouring slots after *now*, as many as tell what the job's pace is."""
+    slot = timetable.next(now)
+    for _ in range(PACE_SLOTS):
+        later = None if slot is None else timetable.next(slot)
+        if slot is None or later is None:
+            return
+        yield slot, later
+        slot = later
 
 
 def check_job_options(job: str, given: Mapping[str, Any]) -> None:
@@ -266,6 +312,14 @@ def _refuse_beyond_horizon(job: str, options: JobOptions, traits: Traits) -> Non
         raise OptionError(
             f"job {job!r}: options 'jitter' + 'max_late' ({reach / 1000:g} s) must be shorter than the store remembers "
             f"a claim ({traits.horizon / 1000:g} s); lower them"
+        )
+
+
+def _refuse_short_history(job: str, options: JobOptions, traits: Traits) -> None:
+    if options.history_ttl is not None and options.history_ttl <= traits.history_ttl_above:
+        raise OptionError(
+            f"job {job!r}: option 'history_ttl' ({options.history_ttl / 1000:g} s) must be longer than the window in "
+            f"which claims are remembered ({traits.history_ttl_above / 1000:g} s); raise it"
         )
 
 

@@ -9,18 +9,15 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 
-from celery_anarchon import events
+from celery_anarchon import events, slots
 from celery_anarchon.agenda import Watched
 from celery_anarchon.backends.base import Beat, ClaimBackend, Keep, LeaseBackend, Registration, Sighting
 from celery_anarchon.clock import Clock
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
-from celery_anarchon.options import Settings
+from celery_anarchon.options import CLAIM_ONLY_MAX_LATE, Settings
 from celery_anarchon.pulse import STEP
 from celery_anarchon.zonedata import as_text, disagreements, fingerprints, zones_of
-
-CLAIM_ONLY_REACH: Millis = 60_000
-"""How far a beat looks back at start where the store keeps no first sight, unless ``max_late`` says otherwise."""
 
 TIDY_BATCH = 500
 
@@ -28,7 +25,7 @@ DAY: Millis = 86_400_000
 
 
 class Roster:
-    """A beat's standing in its fleet. On a claim-only store there is no fleet to stand in: most of it does nothing."""
+    """A beat's standing in its fleet. A claim-only store knows no fleet: what is left there is the history."""
 
     def __init__(
         self,
@@ -41,6 +38,7 @@ class Roster:
         label: str,
         version: str,
     ) -> None:
+        self._store = backend
         self._backend = backend if isinstance(backend, LeaseBackend) else None
         self._settings = settings
         self._clock = clock
@@ -73,12 +71,16 @@ class Roster:
         if self._backend is not None:
             return self._backend.register([Sighting(job=job.name, fingerprint=job.fingerprint) for job in jobs])
         now = self._clock.wall()
-        reaches = [CLAIM_ONLY_REACH if job.options.max_late is None else job.options.max_late for job in jobs]
-        return [Registration(since=now - reach, last=None) for reach in reaches]
+        return [Registration(since=_looking_back(job, now), last=None) for job in jobs]
+
+    @property
+    def registers(self) -> bool:
+        """Whether the store knows since when a job is scheduled."""
+        return self._backend is not None
 
     def next_at(self) -> float | None:
         """The monotonic time of the next heartbeat."""
-        return None if self._backend is None else self._presence_at
+        return None if self._backend is None and not self._touched else self._presence_at
 
     def show_again(self) -> None:
         """Show presence at the next chance, whenever the next heartbeat would be."""
@@ -86,7 +88,12 @@ class Roster:
 
     def show_presence(self) -> None:
         """Once a heartbeat: say that this beat lives, look who else does, and compare clocks."""
-        if self._backend is None or self._clock.monotonic() < self._presence_at:
+        if self._clock.monotonic() < self._presence_at:
+            return
+        if self._backend is None:
+            # Nobody looks for lapsed claims here, which is when the history is tidied elsewhere.
+            self.tidy()
+            self._presence_at = self._clock.monotonic() + self._settings.heartbeat / 1000
             return
         before = self._clock.wall()
         seen = self._backend.beat_seen(
@@ -137,9 +144,9 @@ class Roster:
 
     def tidy(self) -> None:
         """Drop what exceeds the history of the jobs touched since the last time."""
-        while self._backend is not None and self._touched:
+        while self._touched:
             some = list(itertools.islice(self._touched.values(), TIDY_BATCH))
-            self._backend.tidy(
+            self._store.tidy(
                 [
                     Keep(
                         job=watched.job.name,
@@ -152,3 +159,14 @@ class Roster:
             )
             for watched in some:
                 self._touched.pop(watched.job.name, None)
+
+
+def _looking_back(job: Job, now: Millis) -> Millis:
+    """The latest slot that is not looked back to, where the store keeps no first sight."""
+    reach = CLAIM_ONLY_MAX_LATE if job.options.max_late is None else job.options.max_late
+    try:
+        last = slots.last_due(job.name, job.timetable, job.options, now - reach - 1)
+    except Exception:
+        # A timetable that fails is told when it is planned, and is one job's trouble.
+        last = None
+    return now - reach if last is None else last

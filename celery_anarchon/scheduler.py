@@ -101,7 +101,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
     def _job(self, entry: beat.ScheduleEntry) -> Job:
         job = self._factory.job(entry)
         warning = late_warning(job.name, job.options, self._factory.settings)
-        if warning:
+        if warning and self._factory.traits.leases:
             logger.warning("%s", warning)
         return job
 

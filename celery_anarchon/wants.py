@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from celery_anarchon.agenda import Watched
+from celery_anarchon.backends.base import ClaimRequest, GivenUp, Hold
 from celery_anarchon.job import Job
-from celery_anarchon.model import Millis
+from celery_anarchon.model import Millis, RunState
 
 T = TypeVar("T")
 
@@ -22,6 +23,9 @@ class Want:
     cursor: Millis
     """Where the job's cursor stands once this slot is decided."""
     decided: bool = False
+
+    def request(self, owner: str, beat: str, lease: Millis) -> ClaimRequest:
+        return ClaimRequest(job=self.watched.job.name, slot=self.slot, owner=owner, beat=beat, lease=lease)
 
 
 @dataclass(eq=False)
@@ -40,6 +44,12 @@ class Won:
     def decide(self) -> None:
         if self.want is not None:
             self.want.decided = True
+
+    def hold(self, owner: str) -> Hold:
+        return Hold(job=self.job.name, slot=self.slot, owner=owner, attempt=self.attempt)
+
+    def ending(self, owner: str, state: RunState, reason: str) -> GivenUp:
+        return GivenUp(**vars(self.hold(owner)), state=state, reason=reason)
 
 
 def move_cursors(wants: Iterable[Want]) -> None:

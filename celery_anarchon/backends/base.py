@@ -9,6 +9,11 @@ Two rules stand above the clauses:
   write.
 * **The store's clock.** Leases, *too early* and *first seen* are judged by the store's clock inside that same step.
 
+A store without leases (``traits.leases`` False, *claim-only*) answers one question: was I first? A claim there is never
+given up to others: `abandon` says False, and nobody takes over. `confirm`, `give_up` and `record` write history, and
+change nothing for claims. The clauses that this touches say what is left of them; the other traits say what else such a
+store may lack.
+
 All instants and durations are :data:`~celery_anarchon.model.Millis`.
 """
 
@@ -18,7 +23,7 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from celery_anarchon.model import Answer, Millis, Run, RunState, Traits
+from celery_anarchon.model import Answer, Millis, Overlap, Run, RunState, Traits
 
 __all__ = [
     "BEATS_KEPT",
@@ -39,6 +44,7 @@ __all__ = [
     "Registration",
     "Sighting",
     "Takeover",
+    "Terms",
     "Traits",
 ]
 
@@ -67,6 +73,21 @@ class ClaimRequest:
     """A label for people."""
     lease: Millis
     """How long the claim is held unless confirmed; a claim-only store ignores it."""
+    terms: Terms | None = None
+    """What the store must keep for the run's worker; None: the run is not followed. Only for stores that can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a job asks of each of its runs, kept with the run: a worker needs no schedule."""
+
+    lease: Millis
+    """How long a worker holds the run between two heartbeats."""
+    queue_timeout: Millis
+    """How long its message may wait for a worker, and a retry for its turn."""
+    max_attempts: int | None = None
+    """Bodies started at most; None: the task's own acknowledgement decides, as in stock Celery."""
+    overlap: Overlap = Overlap.ALLOW
 
 
 @dataclass(frozen=True)
@@ -93,6 +114,8 @@ class Confirmation(Hold):
 
     late: Millis
     """Publish time minus slot."""
+    delay: Millis = 0
+    """How long from now until the message's ETA: its queue limit counts from there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,13 +157,19 @@ class Registration:
 
 @dataclass(frozen=True, kw_only=True)
 class LapsedClaim:
-    """A claim whose lease is over and whose message was, as far as the store knows, not published."""
+    """A claim whose lease is over and whose message was, as far as the store knows, not published; or, in a store that
+    follows runs, a run that its worker or its queue let go (see :mod:`celery_anarchon.backends.runs`)."""
 
     job: str
     slot: Millis
     attempt: int
     abandoned: bool
     """Its holder gave it up for lack of a broker. False: the holder died or was paused."""
+    state: RunState = RunState.CLAIMED
+    """Or RUNNING, QUEUED, RETRYING."""
+    max_attempts: int | None = None
+    reason: str | None = None
+    """Why a run was let go, where its worker said so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,21 +263,31 @@ class ClaimBackend(abc.ABC):
         * C1 Of all owners that ever ask for a slot exactly one is told WON.
         * C2 That owner is told WON again, with the same attempt, while the claim is still its own and not confirmed
           (lapsed or not); its lease is renewed.
-        * C3 Also when its first reply was lost and it asks over another connection.
+        * C3 Also when its first reply was lost and it asks over another connection. A store without
+          ``traits.knows_owner`` keeps neither C2 nor C3: it raises OutcomeUnknown for the lost reply, and what it then
+          answers is TAKEN.
         * C4 Other jobs and other slots are independent: any text as a name, slots one millisecond apart.
         * C5 A claim is seen by clients that were connected before it was made.
-        * C6 A newer claim changes nothing for an older slot, neither for a taken nor for an open one.
+        * C6 A newer claim changes nothing for an older slot, neither for a taken nor for an open one. Without
+          ``traits.any_order`` an open one becomes TOO_OLD.
         * C7 A slot at or below the floor is TOO_OLD.
         * C13 A slot later than the store's clock plus the tolerance is TOO_EARLY, and nothing is stored.
-        * C15 The owner that won it and has confirmed or given it up is told ALREADY_SENT. Everyone else: TAKEN.
+        * C15 The owner that won it and has confirmed or given it up is told ALREADY_SENT. Everyone else: TAKEN. A
+          claim-only store may say WON to the owner again and again: WON licenses one publish, and who has published
+          knows it.
         * C10 A durable store remembers claims over a restart of its server or of every process that used it.
-        * C16 A batch answers each request by its own; one refused row harms no other.
+        * C16 A batch answers each request by its own; one refused row harms no other. A row whose own answer was lost
+          may be UNKNOWN where the others have theirs.
+        * C20 A claim is remembered for ``traits.horizon`` at least, counted from the slot: until then it is TAKEN for
+          everyone else. A slot so old that its claim may have been forgotten is TOO_OLD by the store's clock, where it
+          has one (``traits.server_time``); nobody is ever told WON for it.
         """
 
     @abc.abstractmethod
     def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
         """The messages were published: the run is `dispatched` and holds no lease. True: so recorded (C14: also when
-        the lease had lapsed, and when asked again). False: it has moved on, nothing changed (C8); not an error."""
+        the lease had lapsed, and when asked again). False: it has moved on, nothing changed (C8); not an error. Without
+        ``traits.exact_history``: True, whoever asks."""
 
     @abc.abstractmethod
     def abandon(self, holds: Sequence[Hold]) -> list[bool]:
@@ -258,12 +297,13 @@ class ClaimBackend(abc.ABC):
     @abc.abstractmethod
     def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
         """End a claimed slot without a message. True: so recorded, for good (C18), also when asked again.
-        False: moved on (C8)."""
+        False: moved on (C8). Without ``traits.exact_history``: True, whoever asks."""
 
     @abc.abstractmethod
     def record(self, outcomes: Sequence[Outcome]) -> None:
         """Write slots that never became a run into the history. C17: never over an existing record, never at or below
-        the floor. Such a slot cannot be claimed any more."""
+        the floor. Such a slot cannot be claimed any more; on a claim-only store it can, and the claim then replaces the
+        record. A message is shown before such a record in any case, whichever came first."""
 
     @abc.abstractmethod
     def history(self, job: str, limit: int) -> list[Run]:
@@ -272,6 +312,11 @@ class ClaimBackend(abc.ABC):
     @abc.abstractmethod
     def last_run(self, job: str) -> Run | None:
         """The newest record of *job* that stands for a message (not one of :meth:`record`'s, nor a slot given up)."""
+
+    def tidy(self, keeps: Sequence[Keep]) -> int:
+        """Drop what exceeds `history_size` or `history_ttl` of each job; how many records were dropped. On a claim-only
+        store it is about history alone: no claim is forgotten for it. It may also bound its history otherwise."""
+        return 0
 
 
 class LeaseBackend(ClaimBackend):

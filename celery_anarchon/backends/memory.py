@@ -7,12 +7,9 @@ fast or lasting. One process only, for tests and demos: the records die with it.
 from __future__ import annotations
 
 import heapq
-import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from celery_anarchon import wire
@@ -29,88 +26,35 @@ from celery_anarchon.backends.base import (
     Hold,
     Keep,
     LapsedClaim,
-    LeaseBackend,
     Outcome,
     Registration,
     Sighting,
     Takeover,
     Traits,
 )
-from celery_anarchon.clock import Clock, SystemClock
+from celery_anarchon.backends.memoryruns import MemoryRuns
+from celery_anarchon.backends.memorystore import NO_MESSAGE, MemoryStore, Record, Space
+from celery_anarchon.clock import Clock
 from celery_anarchon.errors import LayoutMismatch
-from celery_anarchon.model import UNSETTLED, Answer, Millis, Run, RunState
-
-_NO_MESSAGE = GIVEN_UP | NEVER_A_RUN
-
-
-@dataclass
-class _Record:
-    """What is known of one (job, slot)."""
-
-    state: RunState
-    owner: str | None = None
-    """Who holds it, or who ended it. None: abandoned, or never a run."""
-    attempt: int = 1
-    lease_until: Millis | None = None
-    claimed_at: Millis | None = None
-    sent_at: Millis | None = None
-    ended_at: Millis | None = None
-    late: Millis | None = None
-    beat: str = ""
-    reason: str | None = None
-
-    def held_by(self, hold: Hold) -> bool:
-        return self.state is RunState.CLAIMED and self.ended_by(hold)
-
-    def ended_by(self, hold: Hold) -> bool:
-        return self.owner == hold.owner and self.attempt == hold.attempt
-
-    def lapsed(self, now: Millis) -> bool:
-        return self.state is RunState.CLAIMED and self.lease_until is not None and self.lease_until <= now
-
-    def settled_at(self) -> Millis:
-        return max(at for at in (self.claimed_at, self.sent_at, self.ended_at) if at is not None)
-
-
-@dataclass
-class _Space:
-    """Everything under one namespace."""
-
-    app_name: str | None = None
-    layout: int = wire.LAYOUT_VERSION
-    runs: dict[str, dict[Millis, _Record]] = field(default_factory=lambda: defaultdict(dict))
-    leased: set[tuple[str, Millis]] = field(default_factory=set)
-    """The slots that hold a lease, so that a look for lapsed ones is not a walk over the past."""
-    floors: dict[str, Millis] = field(default_factory=dict)
-    sights: dict[str, dict[str, Millis]] = field(default_factory=lambda: defaultdict(dict))
-    """job -> fingerprint -> since; the fingerprint sighted last stands last."""
-    beats: dict[str, Beat] = field(default_factory=dict)
-
-    def find(self, job: str, slot: Millis) -> _Record | None:
-        return self.runs.get(job, {}).get(slot)
-
-    def below_floor(self, job: str, slot: Millis) -> bool:
-        return job in self.floors and slot <= self.floors[job]
-
-
-class MemoryStore:
-    """The shared part: what a server or a file is to the other backends. Its clock is the store's clock."""
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self.clock: Clock = clock or SystemClock()
-        self.spaces: dict[str, _Space] = defaultdict(_Space)
-        self.lock = threading.RLock()
-
+from celery_anarchon.model import UNSETTLED, Answer, Millis, Overlap, Run, RunState
 
 _named: dict[str, MemoryStore] = defaultdict(MemoryStore)
 """What ``memory://NAME`` means in this process: its clients must meet in one store, as those of a server do."""
 
 
-class MemoryBackend(LeaseBackend):
+class MemoryBackend(MemoryRuns):
     """A client of a :class:`MemoryStore`. Clients that are handed the same store share it."""
 
     name = "memory"
-    traits = Traits(leases=True, horizon=None, server_time=True, durable=False, any_job_name=True, history_by_age=True)
+    traits = Traits(
+        leases=True,
+        horizon=None,
+        server_time=True,
+        durable=False,
+        any_job_name=True,
+        history_by_age=True,
+        follows_runs=True,
+    )
 
     def __init__(
         self,
@@ -162,40 +106,89 @@ class MemoryBackend(LeaseBackend):
         with self._locked() as (space, now):
             return [self._claim(space, now, request) for request in requests]
 
-    def _claim(self, space: _Space, now: Millis, request: ClaimRequest) -> ClaimResult:
+    def _claim(self, space: Space, now: Millis, request: ClaimRequest) -> ClaimResult:
         if space.below_floor(request.job, request.slot):
             return ClaimResult(Answer.TOO_OLD)
         record = space.find(request.job, request.slot)
         if record is None:
             if request.slot > now + self.early_tolerance:
                 return ClaimResult(Answer.TOO_EARLY)
-            record = _Record(RunState.CLAIMED, request.owner, claimed_at=now, beat=request.beat)
-            space.runs[request.job][request.slot] = record
-            space.leased.add((request.job, request.slot))
+            held_up = self._overlapping(space, now, request)
+            if held_up is not None:
+                return ClaimResult(held_up)
+            record = Record(RunState.CLAIMED)
+            self._hand_out(record, now, request)
+        elif record.state is RunState.WAITING:
+            if space.has_living(request.job):
+                return ClaimResult(Answer.WAITING)
+            self._hand_out(record, now, request)
         elif record.owner != request.owner:
             return ClaimResult(Answer.TAKEN)
         elif record.state is not RunState.CLAIMED:
             return ClaimResult(Answer.ALREADY_SENT, record.attempt)
-        record.lease_until = now + request.lease
+        space.put(request.job, request.slot, record, RunState.CLAIMED, now + request.lease)
         return ClaimResult(Answer.WON, record.attempt)
+
+    @staticmethod
+    def _hand_out(record: Record, now: Millis, request: ClaimRequest) -> None:
+        record.owner, record.beat, record.terms = request.owner, request.beat, request.terms
+        record.claimed_at = now
+
+    def _overlapping(self, space: Space, now: Millis, request: ClaimRequest) -> Answer | None:
+        """Record what becomes of an open slot that may not overlap; None: it may be claimed."""
+        overlap = Overlap.ALLOW if request.terms is None else request.terms.overlap
+        if overlap is Overlap.ALLOW:
+            return None
+        others = list(space.living(request.job))
+        waiting = [(slot, record) for slot, record in others if record.state is RunState.WAITING]
+        if overlap is Overlap.QUEUE_ONE:
+            others = [other for other in others if other not in waiting]
+        published = [slot for slot, record in others if record.state is not RunState.CLAIMED]
+        if others and not published:
+            return Answer.WAIT
+        mine = Record(RunState.SKIPPED, ended_at=now, beat=request.beat)
+        if overlap is Overlap.SKIP:
+            if not others:
+                return None
+            mine.reason, mine.blocked_by = "overlap", published[0]
+            space.put(request.job, request.slot, mine, RunState.SKIPPED)
+            return Answer.SKIPPED
+        if any(slot > request.slot for slot, _ in waiting):
+            mine.reason = "newer-slot"
+            space.put(request.job, request.slot, mine, RunState.SUPERSEDED)
+            return Answer.SKIPPED
+        for slot, record in waiting:
+            record.ended_at, record.reason = now, "newer-slot"
+            space.put(request.job, slot, record, RunState.SUPERSEDED)
+        if not others:
+            return None
+        waits = Record(RunState.WAITING, claimed_at=now, beat=request.beat, terms=request.terms)
+        waits.blocked_by = published[0]
+        space.put(request.job, request.slot, waits, RunState.WAITING)
+        return Answer.WAITING
 
     def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
         with self._locked() as (space, now):
             return [self._confirm(space, now, confirmation) for confirmation in confirmations]
 
-    def _confirm(self, space: _Space, now: Millis, confirmation: Confirmation) -> bool:
+    def _confirm(self, space: Space, now: Millis, confirmation: Confirmation) -> bool:
         record = space.find(confirmation.job, confirmation.slot)
         if record is not None and record.held_by(confirmation):
-            self._end(space, confirmation, record, RunState.DISPATCHED)
+            if record.terms is None:
+                space.put(confirmation.job, confirmation.slot, record, RunState.DISPATCHED)
+            else:
+                until = now + confirmation.delay + record.terms.queue_timeout
+                space.put(confirmation.job, confirmation.slot, record, RunState.QUEUED, until)
             record.sent_at, record.late = now, confirmation.late
             return True
-        return record is not None and record.state is RunState.DISPATCHED and record.ended_by(confirmation)
+        sent = (RunState.DISPATCHED, RunState.QUEUED)
+        return record is not None and record.state in sent and record.ended_by(confirmation)
 
     def abandon(self, holds: Sequence[Hold]) -> list[bool]:
         with self._locked() as (space, now):
             return [self._abandon(space, now, hold) for hold in holds]
 
-    def _abandon(self, space: _Space, now: Millis, hold: Hold) -> bool:
+    def _abandon(self, space: Space, now: Millis, hold: Hold) -> bool:
         record = space.find(hold.job, hold.slot)
         if record is None or not record.held_by(hold):
             return False
@@ -209,17 +202,13 @@ class MemoryBackend(LeaseBackend):
         with self._locked() as (space, now):
             return [self._give_up(space, now, ending) for ending in endings]
 
-    def _give_up(self, space: _Space, now: Millis, ending: GivenUp) -> bool:
+    def _give_up(self, space: Space, now: Millis, ending: GivenUp) -> bool:
         record = space.find(ending.job, ending.slot)
         if record is not None and record.held_by(ending):
-            self._end(space, ending, record, ending.state)
+            space.put(ending.job, ending.slot, record, ending.state)
             record.ended_at, record.reason = now, ending.reason
             return True
         return record is not None and record.state is ending.state and record.ended_by(ending)
-
-    def _end(self, space: _Space, hold: Hold, record: _Record, state: RunState) -> None:
-        record.state, record.lease_until = state, None
-        space.leased.discard((hold.job, hold.slot))
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
@@ -228,7 +217,7 @@ class MemoryBackend(LeaseBackend):
         with self._locked() as (space, now):
             for outcome in outcomes:
                 if not space.below_floor(outcome.job, outcome.slot):
-                    record = _Record(outcome.state, ended_at=now, beat=outcome.beat, reason=outcome.reason)
+                    record = Record(outcome.state, ended_at=now, beat=outcome.beat, reason=outcome.reason)
                     space.runs[outcome.job].setdefault(outcome.slot, record)
 
     def history(self, job: str, limit: int) -> list[Run]:
@@ -239,32 +228,14 @@ class MemoryBackend(LeaseBackend):
     def last_run(self, job: str) -> Run | None:
         with self._locked() as (space, _):
             records = space.runs.get(job, {})
-            sent = [slot for slot, record in records.items() if record.state not in _NO_MESSAGE]
+            sent = [slot for slot, record in records.items() if record.state not in NO_MESSAGE]
             return self._run(job, max(sent), records[max(sent)]) if sent else None
-
-    def _run(self, job: str, slot: Millis, record: _Record) -> Run:
-        def moment(at: Millis | None) -> datetime | None:
-            return None if at is None else wire.moment(at)
-
-        return Run(
-            job=job,
-            slot=wire.moment(slot),
-            run_id=wire.run_id(self.namespace, job, slot),
-            state=record.state,
-            reason=record.reason,
-            attempt=record.attempt,
-            claimed_at=moment(record.claimed_at),
-            sent_at=moment(record.sent_at),
-            ended_at=moment(record.ended_at),
-            late=None if record.late is None else record.late / 1000,
-            beat=record.beat or None,
-        )
 
     def register(self, sightings: Sequence[Sighting]) -> list[Registration]:
         with self._locked() as (space, now):
             return [self._register(space, now, sighting) for sighting in sightings]
 
-    def _register(self, space: _Space, now: Millis, sighting: Sighting) -> Registration:
+    def _register(self, space: Space, now: Millis, sighting: Sighting) -> Registration:
         known = space.sights[sighting.job]
         since = known.pop(sighting.fingerprint, now)
         known[sighting.fingerprint] = since
@@ -278,9 +249,17 @@ class MemoryBackend(LeaseBackend):
     def lapsed(self, limit: int) -> list[LapsedClaim]:
         with self._locked() as (space, now):
             held = ((space.runs[job][slot], job, slot) for job, slot in space.leased)
-            over = [(record.lease_until, job, slot) for record, job, slot in held if record.lapsed(now)]
+            over = [(record.sweep_at(), job, slot) for record, job, slot in held if record.sweep_at() <= now]
             return [
-                LapsedClaim(job=job, slot=slot, attempt=record.attempt, abandoned=record.owner is None)
+                LapsedClaim(
+                    job=job,
+                    slot=slot,
+                    attempt=record.attempt,
+                    abandoned=record.owner is None,
+                    state=record.state,
+                    max_attempts=None if record.terms is None else record.terms.max_attempts,
+                    reason=record.reason,
+                )
                 for _, job, slot in heapq.nsmallest(limit, over)
                 for record in [space.runs[job][slot]]
             ]
@@ -289,20 +268,31 @@ class MemoryBackend(LeaseBackend):
         with self._locked() as (space, now):
             return [self._takeover(space, now, wish) for wish in wishes]
 
-    def _takeover(self, space: _Space, now: Millis, wish: Takeover) -> int | None:
+    def _takeover(self, space: Space, now: Millis, wish: Takeover) -> int | None:
         record = space.find(wish.job, wish.slot)
-        if record is None or record.state is not RunState.CLAIMED or record.attempt != wish.from_attempt:
+        if record is None:
             return None
-        if not record.lapsed(now) and record.owner != wish.owner:
+        if record.state is RunState.RUNNING and record.attempt == wish.from_attempt:
+            if not (record.lapsed(now) and record.attempts_left()):
+                return None
+            record.attempt, record.retries = record.attempt + 1, 0
+            record.reason = None
+        elif record.state is not RunState.CLAIMED:
             return None
-        record.owner, record.beat, record.lease_until = wish.owner, wish.beat, now + wish.lease
+        elif record.owner != wish.owner:
+            if not (record.lapsed(now) and record.attempt == wish.from_attempt):
+                return None
+        elif record.attempt - wish.from_attempt not in (0, 1):
+            return None
+        record.owner, record.beat, record.token = wish.owner, wish.beat, None
+        space.put(wish.job, wish.slot, record, RunState.CLAIMED, now + wish.lease)
         return record.attempt
 
     def tidy(self, keeps: Sequence[Keep]) -> int:
         with self._locked() as (space, now):
             return sum(self._tidy(space, now, keep) for keep in keeps)
 
-    def _tidy(self, space: _Space, now: Millis, keep: Keep) -> int:
+    def _tidy(self, space: Space, now: Millis, keep: Keep) -> int:
         records = space.runs.get(keep.job, {})
         surplus = len(records) - keep.history_size
         dropped = 0
@@ -335,9 +325,3 @@ class MemoryBackend(LeaseBackend):
         with self._locked() as (space, now):
             seen = [beat for beat in space.beats.values() if beat.seen >= now - within]
             return sorted(seen, key=lambda beat: (beat.label, beat.owner))
-
-    @contextmanager
-    def _locked(self) -> Iterator[tuple[_Space, Millis]]:
-        """The one atomic step: this namespace and the store's time, for nobody else meanwhile."""
-        with self._store.lock:
-            yield self._store.spaces[self.namespace], self._store.clock.wall()
