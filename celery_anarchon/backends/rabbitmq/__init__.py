@@ -32,7 +32,7 @@ class RabbitMQBackend(RabbitMQStore):
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str = "amqp://localhost",
         *,
         connection: Any = None,
         prefix: str = "cron.",
@@ -41,11 +41,9 @@ class RabbitMQBackend(RabbitMQStore):
         ssl: Any = None,
         early_tolerance: Millis = 5_000,
     ) -> None:
-        if url is not None and connection is not None:
-            raise ConfigurationError("give url=... or connection=..., not both")
         if connection is not None and ssl is not None:
             raise ConfigurationError("ssl=... goes with url=...; a connection has its own")
-        address = address_of_connection(connection) if connection is not None else address_of_url("amqp://localhost" if url is None else url, ssl)
+        address = address_of_connection(connection) if connection is not None else address_of_url(url, ssl)
         super().__init__(
             address, prefix=prefix, slot_ttl=slot_ttl, strategy=strategy, early_tolerance=early_tolerance
         )

@@ -27,6 +27,7 @@ NAME_LIMIT = 255
 """Bytes in the name of a queue."""
 
 _SLOT_DIGITS = 16
+"""Of a slot, with room for what is far away."""
 
 _SEGMENT = 1_000_000
 """Bytes after which a stream begins a new file. Old ones are dropped whole."""
@@ -37,7 +38,7 @@ class Names:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self._room = NAME_LIMIT - len(prefix.encode()) - len("history..") - _SLOT_DIGITS
+        self._room = NAME_LIMIT - len(prefix.encode()) - len(".history") - _SLOT_DIGITS
 
     @property
     def meta(self) -> str:
@@ -55,7 +56,7 @@ class Names:
 
     def history(self, job: str) -> str:
         """Stream: what became of the slots of a job."""
-        return f"{self.prefix}history.{wire.store_name(job, self._room)}"
+        return f"{self.prefix}{wire.store_name(job, self._room)}.history"
 
     def fits(self) -> bool:
         return self._room >= 40
