@@ -162,11 +162,17 @@ class Roster:
 
 
 def _looking_back(job: Job, now: Millis) -> Millis:
-    """The latest slot that is not looked back to, where the store keeps no first sight."""
+    """Where a job begins where the store keeps no first sight: before its latest slot, unless that is too late.
+
+    The slots before that one are neither sent nor noted: others may have sent them, and nobody can tell.
+    """
     reach = CLAIM_ONLY_MAX_LATE if job.options.max_late is None else job.options.max_late
     try:
-        last = slots.last_due(job.name, job.timetable, job.options, now - reach - 1)
+        last = slots.last_due(job.name, job.timetable, job.options, now)
+        if last is None:
+            return now
+        due = slots.due_time(job.name, job.timetable, job.options, last)
     except Exception:
         # A timetable that fails is told when it is planned, and is one job's trouble.
-        last = None
-    return now - reach if last is None else last
+        return now
+    return last if now - due > reach else last - 1

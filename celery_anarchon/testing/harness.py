@@ -97,9 +97,14 @@ class BackendHarness(abc.ABC):
     def raw_read(self, job: str, slot: Millis) -> Mapping[str, Any] | None:
         """The stored record, read past the backend: its fields by any names, as long as equal records are equal."""
 
-    @abc.abstractmethod
+    def connect_short(self) -> ClaimBackend:
+        """Only where traits.horizon is set: a new client of the namespace whose horizon a test can wait for, if the
+        store takes one of seconds; longer than two calls in any case."""
+        raise NotImplementedError(f"{type(self).__name__} has traits.horizon, but no connect_short()")
+
     def raw_forge_lease(self, job: str, slot: Millis, lease_until: Millis) -> None:
         """Write the end of a lease past the backend. A store that cannot, overrides :meth:`lapse` and waits."""
+        raise NotImplementedError(f"{type(self).__name__} has leases, but no raw_forge_lease()")
 
     @abc.abstractmethod
     def raw_forge_layout(self, version: int) -> None:

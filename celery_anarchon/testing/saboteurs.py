@@ -36,6 +36,7 @@ from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.model import Answer, Millis, Run, RunState
+from celery_anarchon.testing.claimonly import ClaimOnlyMemory
 
 
 class ReadsThenClaims(MemoryBackend):
@@ -291,6 +292,27 @@ class LastIsTheNewest(MemoryBackend):
         return next(iter(self.history(job, 1)), None)
 
 
+class ForgetsTooSoon(ClaimOnlyMemory):
+    """C20: a claim is remembered for half as long as is said."""
+
+    def _claim(self, space: Any, now: Millis, request: ClaimRequest) -> Answer:
+        answer = super()._claim(space, now, request)
+        if answer is Answer.WON:
+            space.marks[request.job, request.slot].until = now + self._horizon // 2
+        return answer
+
+
+class RemembersFromTheClaim(ClaimOnlyMemory):
+    """C20: whatever is not remembered is free, however old."""
+
+    def _claim(self, space: Any, now: Millis, request: ClaimRequest) -> Answer:
+        return super()._claim(space, min(now, request.slot) if self._free(space, now, request) else now, request)
+
+    def _free(self, space: Any, now: Millis, request: ClaimRequest) -> bool:
+        mark = space.marks.get((request.job, request.slot))
+        return mark is None or bool(mark.until < now)
+
+
 class SightsAnew(MemoryBackend):
     """L1: the last sighting says since when."""
 
@@ -479,7 +501,7 @@ class AnybodysNamespace(MemoryBackend):
         pass
 
 
-SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend], ...]] = {
+SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend] | type[ClaimOnlyMemory], ...]] = {
     "C1": (ReadsThenClaims, OwnerIsTheHost),
     "C2": (ForgetsItsOwner,),
     "C3": (OwnerIsTheConnection,),
@@ -499,6 +521,7 @@ SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend], ...]] = {
     "C17": (RecordsOver,),
     "C18": (GivesUpByForgetting,),
     "C19": (OldestFirst, LastIsTheNewest),
+    "C20": (ForgetsTooSoon, RemembersFromTheClaim),
     "L1": (SightsAnew, KeepsOneFingerprint),
     "L2": (ListsByName, ListsWhatIsHeld),
     "L3": (TakesFromTheList,),

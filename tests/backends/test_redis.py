@@ -43,8 +43,9 @@ from support.redis_servers import (
 )
 
 from celery_anarchon.backends.base import Beat, ClaimRequest, Keep, Outcome, Sighting
-from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend, connect, lease
+from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend, handed, lease, links, talk
 from celery_anarchon.backends.redis.address import read_address
+from celery_anarchon.backends.redis.cluster import hash_slot
 from celery_anarchon.backends.redis.store import SHARDS, Keys
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, RunState
@@ -265,7 +266,7 @@ def test_keys_are_spread_over_the_shards_and_a_cluster_agrees() -> None:
     shards = {keys.shard(b"job %d" % number) for number in range(2_000)}
     assert shards == set(range(SHARDS))
     for key in (b"x{7}leases", b"x{7}runs:{8}", b"plain", b"x{}y", b"{a", b"}a{b}"):
-        assert connect.hash_slot(key) == redis.crc.key_slot(key)
+        assert hash_slot(key) == redis.crc.key_slot(key)
 
 
 def test_every_script_says_what_it_takes() -> None:
@@ -511,7 +512,7 @@ def test_retries_of_a_client_send_nothing_twice(server: Private, prefix: str) ->
 
 def test_a_full_pool_is_unavailable(server: Private, prefix: str) -> None:
     with closing(redis.Redis(port=server.port, max_connections=1)) as client, opened(client, prefix) as backend:
-        with connect._borrowed(client, backend._source._driver, "here"):
+        with handed._borrowed(client, backend._source._driver, "here"):
             assert isinstance(raised_by(lambda: claim(backend, "job", 1, "a")), BackendUnavailable)
         assert claim(backend, "job", 1, "a") is WON
 
@@ -647,7 +648,7 @@ def test_an_idle_connection_is_tried_after_a_while(
         before = stats(server, "ping")
         backend.now()
         assert stats(server, "ping") == before
-        monkeypatch.setattr(connect, "_LOOK_AFTER", 0.0)
+        monkeypatch.setattr(links, "_LOOK_AFTER", 0.0)
         backend.now()
         assert stats(server, "ping") == before + 1
 
@@ -775,7 +776,7 @@ def check_that_keys_may_move(nodes: Cluster, backend: RedisBackend) -> None:
     slot = base(backend)
     names = [f"job {n}" for n in range(300)]
     assert claim_all(backend, [ask(name, slot, "a") for name in names]) == [WON] * 300
-    moved = connect.hash_slot(backend._keys.runs(b"job 7"))
+    moved = hash_slot(backend._keys.runs(b"job 7"))
     new = next(name for name in (f"new {n}" for n in range(9_999)) if hash_slot_of(backend, name) == moved)
     with nodes.moving(moved):
         # What is not on the old node yet, or not any more, has to wait until the move is over.
@@ -786,7 +787,7 @@ def check_that_keys_may_move(nodes: Cluster, backend: RedisBackend) -> None:
 
 
 def hash_slot_of(backend: RedisBackend, job: str) -> int:
-    return connect.hash_slot(backend._keys.runs(job.encode()))
+    return hash_slot(backend._keys.runs(job.encode()))
 
 
 def test_a_node_of_a_cluster_dies(tmp_path: Path, prefix: str) -> None:
@@ -812,9 +813,9 @@ def test_a_node_of_a_cluster_dies(tmp_path: Path, prefix: str) -> None:
 
 def test_round_trips_do_not_grow_with_a_batch(server: Private, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trips: list[int] = []
-    exchange = connect._exchange
+    exchange = talk.exchange
     monkeypatch.setattr(
-        connect, "_exchange", lambda link, driver, commands: trips.append(1) or exchange(link, driver, commands)
+        talk, "exchange", lambda link, driver, commands: trips.append(1) or exchange(link, driver, commands)
     )
     with opened(server.url, prefix) as backend:
         slot = base(backend)
@@ -831,9 +832,9 @@ def test_round_trips_to_a_cluster_are_one_for_each_node(
     nodes: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trips: list[int] = []
-    exchange = connect._exchange
+    exchange = talk.exchange
     monkeypatch.setattr(
-        connect, "_exchange", lambda link, driver, commands: trips.append(1) or exchange(link, driver, commands)
+        talk, "exchange", lambda link, driver, commands: trips.append(1) or exchange(link, driver, commands)
     )
     with opened(nodes.url, prefix) as backend:
         slot = base(backend)

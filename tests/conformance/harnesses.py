@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from celery_anarchon.backends.memory import MemoryBackend, MemoryStore
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.model import Millis
 from celery_anarchon.testing import BackendHarness, ManualClock
+from celery_anarchon.testing.claimonly import ClaimOnlyMemory, ClaimOnlyStore
 
 NOON: Millis = 1_795_953_600_000
 
@@ -55,6 +57,48 @@ class MemoryHarness(BackendHarness):
 
     def pass_time(self, span: Millis) -> None:
         self.clock.advance(span)
+
+
+def open_claims(
+    backend: type[ClaimOnlyMemory], namespace: str, store: ClaimOnlyStore, options: Any, app_name: str
+) -> ClaimOnlyMemory:
+    client = backend(namespace, store=store, **options)
+    client.open(app_name)
+    return client
+
+
+class ClaimOnlyHarness(BackendHarness):
+    backend: type[ClaimOnlyMemory] = ClaimOnlyMemory
+    traits = ClaimOnlyMemory.traits
+    processes = False
+    breakable = False
+    options: Mapping[str, Any] = {}
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.clock = ManualClock(wall=NOON)
+        self.store = ClaimOnlyStore(self.clock)
+
+    def connect_spec(self, app_name: str | None = None) -> Callable[[], ClaimBackend]:
+        return partial(open_claims, self.backend, self.namespace, self.store, self.options, app_name or self.app_name)
+
+    def connect_short(self) -> ClaimBackend:
+        return self.connect()
+
+    def raw_read(self, job: str, slot: Millis) -> Mapping[str, Any] | None:
+        mark = self.store.spaces[self.namespace].marks.get((job, slot))
+        return None if mark is None else dict(vars(mark))
+
+    def raw_forge_layout(self, version: int) -> None:
+        self.store.spaces[self.namespace].layout = version
+
+    def pass_time(self, span: Millis) -> None:
+        self.clock.advance(span)
+
+
+class OwnerlessHarness(ClaimOnlyHarness):
+    traits = replace(ClaimOnlyMemory.traits, knows_owner=False)
+    options: Mapping[str, Any] = {"knows_owner": False}
 
 
 def open_sqlite(backend: type[SqliteBackend], path: Path, namespace: str, app_name: str) -> SqliteBackend:

@@ -115,7 +115,7 @@ class ValkeyHarness(RedisHarness):
 
 class ClusterHarness(RedisHarness):
     def node(self, key: bytes) -> Private:
-        from celery_anarchon.backends.redis.connect import hash_slot
+        from celery_anarchon.backends.redis.cluster import hash_slot
 
         nodes: Cluster = self.server
         return nodes.node_of(hash_slot(key))

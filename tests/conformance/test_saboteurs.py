@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.harnesses import MemoryHarness, SqliteHarness
+from conformance.harnesses import ClaimOnlyHarness, MemoryHarness, SqliteHarness
 
 from celery_anarchon.backends import base
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.testing import LeaseSuite, clauses_of
+from celery_anarchon.testing.claimonly import ClaimOnlyMemory
 from celery_anarchon.testing.saboteurs import SABOTEURS
 
 CLAUSES = clauses_of(LeaseSuite)
@@ -26,10 +27,20 @@ class QuickSuite(LeaseSuite):
     patience = 2
 
 
+HARNESSES: dict[type[Any], type[Any]] = {
+    MemoryBackend: MemoryHarness,
+    SqliteBackend: SqliteHarness,
+    ClaimOnlyMemory: ClaimOnlyHarness,
+}
+
+
+def kind_of(backend: type[Any]) -> type[Any]:
+    return next(kind for kind in HARNESSES if issubclass(backend, kind))
+
+
 def broken_by(backend: type[Any], clause: str, directory: Path) -> dict[str, BaseException]:
     """The tests of *clause* that fail on *backend*, and how."""
-    harness_of: type[Any] = MemoryHarness if issubclass(backend, MemoryBackend) else SqliteHarness
-    harness_class = type("Harness", (harness_of,), {"backend": backend})
+    harness_class = type("Harness", (HARNESSES[kind_of(backend)],), {"backend": backend})
     broken: dict[str, BaseException] = {}
     for name in CLAUSES[clause]:
         test = getattr(QuickSuite(), name)
@@ -58,8 +69,7 @@ def test_the_clause_catches_its_saboteur(clause: str, saboteur: type[Any], tmp_p
 @pytest.mark.parametrize("clause", sorted(SABOTEURS))
 def test_the_honest_backend_keeps_the_clause(clause: str, tmp_path: Path) -> None:
     """As it is run above: else a saboteur might fail for another reason."""
-    kinds = {MemoryBackend if issubclass(saboteur, MemoryBackend) else SqliteBackend for saboteur in SABOTEURS[clause]}
-    for kind in kinds:
+    for kind in {kind_of(saboteur) for saboteur in SABOTEURS[clause]}:
         place = tmp_path / kind.name
         place.mkdir()
         assert not broken_by(kind, clause, place)

@@ -14,6 +14,7 @@ from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
 from celery_anarchon.options import JobOptions, Settings
 from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
+from celery_anarchon.testing.claimonly import ClaimOnlyMemory, ClaimOnlyStore
 from celery_anarchon.testing.clock import ManualClock
 from celery_anarchon.timetable import Interval, Timetable
 
@@ -67,10 +68,20 @@ class Moody(MemoryBackend):
         self.calls: list[str] = []
 
 
-def _moody(name: str) -> Any:
-    honest = getattr(MemoryBackend, name)
+class MoodyClaims(ClaimOnlyMemory):
+    """The same for a store that only takes claims."""
 
-    def call(self: Moody, *args: Any, **kwargs: Any) -> Any:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.away = False
+        self.lose_reply_of: set[str] = set()
+        self.calls: list[str] = []
+
+
+def _moody(name: str, kind: type[Any] = MemoryBackend) -> Any:
+    honest = getattr(kind, name)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.calls.append(name)
         if self.away:
             raise BackendUnavailable("no route to the store")
@@ -99,6 +110,8 @@ for _name in [
     "beats",
 ]:
     setattr(Moody, _name, _moody(_name))
+    if hasattr(ClaimOnlyMemory, _name):
+        setattr(MoodyClaims, _name, _moody(_name, ClaimOnlyMemory))
 
 
 @dataclass
@@ -110,13 +123,19 @@ class World:
     settings: Settings = SETTINGS
     beats: dict[str, Dispatcher] = field(default_factory=dict)
     seen: list[tuple[str, events.Event]] = field(default_factory=list)
+    claim_only: dict[str, Any] | None = None
+    """Not None: the store only takes claims; the options of its clients."""
 
     def __post_init__(self) -> None:
         self.store = MemoryStore(self.clock)
+        self.claims = ClaimOnlyStore(self.clock)
+
+    def client(self) -> Any:
+        return Moody(store=self.store) if self.claim_only is None else MoodyClaims(store=self.claims, **self.claim_only)
 
     def beat(self, name: str = "a", *jobs: Job, publisher: Outbox | None = None, kind: Any = Dispatcher) -> Dispatcher:
         beat: Dispatcher = kind(
-            backend=Moody(store=self.store),
+            backend=self.client(),
             publisher=publisher or self.outbox,
             owner=f"owner-{name}",
             label=name,
@@ -129,9 +148,9 @@ class World:
         self.beats[name] = beat
         return beat
 
-    def backend(self, name: str = "a") -> Moody:
+    def backend(self, name: str = "a") -> Moody | MoodyClaims:
         backend = self.beats[name].backend
-        assert isinstance(backend, Moody)
+        assert isinstance(backend, (Moody, MoodyClaims))
         return backend
 
     def run(self, span: Millis, *names: str, step: Millis | None = None) -> None:
@@ -152,7 +171,7 @@ class World:
         return [event for who, event in self.seen if isinstance(event, kind) and name in (None, who)]
 
     def states(self, job: str) -> dict[Millis, str]:
-        reader = MemoryBackend(store=self.store)
+        reader = self.client()
         return {
             round(run.slot.timestamp() * 1000): f"{run.state}" + (f" ({run.reason})" if run.reason else "")
             for run in reversed(reader.history(job, 1000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,10 +19,12 @@ from celery_anarchon.options import (
     Settings,
     check_defaults,
     check_job_options,
+    check_pace,
     job_options,
     late_warning,
     scheduler_settings,
 )
+from celery_anarchon.timetable import At, Interval, cron_from_text, zone_of
 
 LEASES = Traits(leases=True, horizon=None, server_time=True, durable=True, any_job_name=True, history_by_age=True)
 CLAIMS = Traits(leases=False, horizon=300_000, server_time=False, durable=True, any_job_name=True, history_by_age=False)
@@ -174,3 +177,67 @@ def test_wrong_settings(given: dict[str, Any], words: str) -> None:
 def test_a_lease_is_refused_where_there_are_none() -> None:
     with pytest.raises(OptionError, match="only takes claims"):
         scheduler_settings({"lease": 30}, CLAIMS)
+
+
+# --- stores that only take claims -------------------------------------------------------------------------------------
+
+
+def test_on_a_store_without_leases_max_late_has_a_default() -> None:
+    assert resolved(traits=CLAIMS).max_late == 60_000
+    assert resolved(traits=CLAIMS, settings={"max_late": 20}).max_late == 20_000
+    assert resolved().max_late is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "horizon", "numbers"),
+    [
+        ({"jitter": 240}, 300_000, "300 s.*300 s"),
+        ({"max_late": 300}, 300_000, "300 s.*300 s"),
+        ({}, 60_000, "60 s.*60 s"),
+        ({"jitter": 10, "max_late": 230}, 240_000, "240 s.*240 s"),
+    ],
+)
+def test_what_is_asked_for_later_than_a_claim_is_remembered_is_refused(
+    entry: dict[str, Any], horizon: int, numbers: str
+) -> None:
+    with pytest.raises(OptionError, match=f"job 'export'.*{numbers}"):
+        resolved(traits=replace(CLAIMS, horizon=horizon), entry=entry)
+    resolved(traits=replace(CLAIMS, horizon=horizon + 1), entry=entry)
+    resolved(traits=replace(CLAIMS, horizon=None), entry=entry)
+
+
+def test_a_history_shorter_than_the_memory_of_claims_is_refused() -> None:
+    traits = replace(CLAIMS, history_by_age=True, history_ttl_above=300_000)
+    with pytest.raises(OptionError, match=r"'history_ttl'.*300 s.*longer.*300 s"):
+        resolved(traits=traits, entry={"history_ttl": 300})
+    assert resolved(traits=traits, entry={"history_ttl": 301}).history_ttl == 301_000
+
+
+NOON = 1_795_953_600_000
+
+
+@pytest.mark.parametrize(
+    ("timetable", "gap"), [(Interval(60_000), 60), (cron_from_text("*/5 8 * * *", zone_of("UTC")), 300)]
+)
+def test_jitter_as_long_as_the_gap_is_refused_where_order_counts(timetable: Any, gap: int) -> None:
+    traits = replace(CLAIMS, horizon=None, any_order=False)
+    with pytest.raises(OptionError, match=f"job 'export'.*'jitter'.*{gap} s.*{gap} s"):
+        check_pace("export", JobOptions(jitter=gap * 1_000), timetable, traits, NOON)
+    check_pace("export", JobOptions(jitter=gap * 1_000 - 1), timetable, traits, NOON)
+    check_pace("export", JobOptions(jitter=gap * 1_000), timetable, CLAIMS, NOON)
+    check_pace("export", JobOptions(jitter=gap * 1_000), At(NOON + 1), traits, NOON)
+
+
+def test_more_slots_than_claims_are_kept_is_refused() -> None:
+    traits = replace(CLAIMS, horizon=240_000, claims_kept=300)
+    check_pace("export", JobOptions(), Interval(1_000), traits, NOON)
+    with pytest.raises(OptionError, match=r"'export'.*600 slots in 300 s.*300 claims.*max_size"):
+        check_pace("export", JobOptions(), Interval(500), traits, NOON)
+    with pytest.raises(OptionError, match=r"'export'.*5 slots in 300 s.*4 claims"):
+        check_pace(
+            "export",
+            JobOptions(),
+            cron_from_text("0-4 8 * * *", zone_of("UTC")),
+            replace(traits, claims_kept=4),
+            NOON,
+        )

@@ -1,0 +1,143 @@
+"""Connections that we open ourselves, kept for the next call.
+
+No locks of our own: append and pop of a deque are atomic, so ``close()`` may interrupt a call of its own thread at any
+line (X3). A call that was in progress then goes on, and closes its connection when it ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery_anarchon.backends.redis.address import Address, Host
+from celery_anarchon.backends.redis.replies import Unusable, connect_failure, words_of
+from celery_anarchon.backends.redis.source import check_timeout
+from celery_anarchon.backends.redis.talk import Driver, Wait, disconnect, exchange
+from celery_anarchon.clock import SystemClock
+
+__all__ = ["CALL_TIMEOUT", "Links", "Opener"]
+
+CALL_TIMEOUT = 5.0
+"""Seconds that a call waits for a server. A beat does nothing else meanwhile."""
+
+_LOOK_AFTER = 15.0
+"""A connection that was idle for so many seconds is tried before a call is trusted to it."""
+
+
+class Links:
+    """Connections to one server that we open ourselves: one for each call in progress; idle ones wait for the next."""
+
+    def __init__(self, connect: Callable[[], Any], alive: Callable[[Any], bool]) -> None:
+        self._connect = connect
+        self._alive = alive
+        self._clock = SystemClock()
+        self._idle: deque[tuple[Any, float]] = deque()
+        self._inherited: list[Any] = []
+        self._pid = os.getpid()
+        self.closed = False
+
+    @contextmanager
+    def use(self) -> Iterator[Any]:
+        if self._pid != os.getpid():
+            # Closing what the parent still uses would disturb it, and so would the garbage collector: keep it, unused.
+            self._inherited.extend(self._idle)
+            self._idle.clear()
+            self._pid = os.getpid()
+        link = self._take()
+        try:
+            yield link
+        except BaseException:
+            # Replies may be under way that nobody reads.
+            disconnect(link)
+            raise
+        self._idle.append((link, self._clock.monotonic()))
+        if self.closed:
+            self.drop()
+
+    def _take(self) -> Any:
+        while True:
+            try:
+                link, since = self._idle.pop()
+            except IndexError:
+                return self._connect()
+            try:
+                # Readable though nothing was asked: the server has closed it. A call would be lost on it.
+                usable = not link.can_read(0) and (self._clock.monotonic() - since < _LOOK_AFTER or self._alive(link))
+            except Exception:
+                usable = False
+            if usable:
+                return link
+            disconnect(link)
+
+    def drop(self) -> None:
+        while True:
+            try:
+                link, _ = self._idle.pop()
+            except IndexError:
+                return
+            disconnect(link)
+
+    def close(self) -> None:
+        self.closed = True
+        if self._pid == os.getpid():
+            self.drop()
+
+
+class Opener:
+    """Opens connections to the servers of an address."""
+
+    def __init__(self, address: Address, driver: Driver, wait: Wait | None) -> None:
+        self._driver = driver
+        self._address = address
+        check_timeout(address.text, address.options, wait)
+        here = importlib.import_module(f"{driver.module.__name__}.connection")
+        retry = importlib.import_module(f"{driver.module.__name__}.retry").Retry
+        backoff = importlib.import_module(f"{driver.module.__name__}.backoff").NoBackoff
+        kinds = {"socket": here.UnixDomainSocketConnection, "tls": here.SSLConnection, "plain": here.Connection}
+        self._class = kinds["socket" if address.kind == "socket" else "tls" if address.tls else "plain"]
+        patience = CALL_TIMEOUT + (wait.millis / 1000 if wait else 0.0)
+        self._options: dict[str, Any] = {
+            "socket_timeout": patience,
+            # No call is sent twice behind our back.
+            "retry": retry(backoff(), 0),
+            "retry_on_timeout": False,
+            "decode_responses": False,
+        }
+        if address.kind != "socket":
+            self._options.update(socket_connect_timeout=CALL_TIMEOUT, socket_keepalive=True)
+        # RESP3 begins with a command that Redis 5 does not know. Before redis-py 5 there is no other but 2.
+        if "protocol" in inspect.signature(here.AbstractConnection.__init__).parameters:
+            self._options["protocol"] = 2
+        self._options.update(address.options)
+
+    def open(self, host: Host | None, *, db: int = 0, sentinel: bool = False) -> Any:
+        """A new connection. Raises only ours."""
+        address = self._address
+        login = address.sentinel_login if sentinel else address.login
+        one_of_several = host is not None and address.kind in ("sentinel", "cluster")
+        where = f"{address.text} ({host[0]}:{host[1]})" if host and one_of_several else address.text
+        place = {"path": address.path} if host is None else {"host": host[0], "port": host[1]}
+        try:
+            link = self._class(db=db, **place, **login, **self._options)
+        except (TypeError, ValueError, self._driver.error) as error:
+            raise Unusable(f"{where}: {words_of(error)}") from error
+        try:
+            link.connect()
+            if not sentinel:
+                # Whatever is replied: a user without the right to name its connection is no reason to send nothing.
+                exchange(link, self._driver, [("CLIENT", "SETNAME", f"celery-anarchon:{os.getpid()}")])
+        except self._driver.failures as error:
+            disconnect(link)
+            raise connect_failure(where, error) from error
+        except BaseException:
+            disconnect(link)
+            raise
+        return link
+
+    def alive(self, link: Any) -> bool:
+        return bool(exchange(link, self._driver, [("PING",)])[0] == b"PONG")

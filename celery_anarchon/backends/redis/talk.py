@@ -1,0 +1,105 @@
+"""Commands and replies over one connection of the driver.
+
+Calls go over the driver's *connections*, not its clients, because a client hides what decides here: whether it failed
+to connect (nothing was applied) or lost the reply (it may have been), and whether it sent a write twice.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from celery_anarchon.backends.redis.replies import Unusable, refusal, sign_of, words_of
+from celery_anarchon.backends.redis.scripts import Argument, Call
+from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
+
+__all__ = ["Commands", "Driver", "Wait", "ask", "disconnect", "exchange", "run"]
+
+Commands = Sequence[Sequence[Argument]]
+
+
+class Wait:
+    """How many replicas must have a write before it counts, and for how many milliseconds to wait for them."""
+
+    def __init__(self, replicas: int, millis: int) -> None:
+        self.replicas = replicas
+        self.millis = millis
+
+
+class Driver:
+    """What we use of redis-py or valkey-py, whose names are the same."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+        errors = importlib.import_module(f"{module.__name__}.exceptions")
+        self.error: type[Exception] = errors.RedisError if hasattr(errors, "RedisError") else errors.ValkeyError
+        self.reply_error: type[Exception] = errors.ResponseError
+        self.failures: tuple[type[Exception], ...] = (self.error, OSError)
+
+
+def exchange(link: Any, driver: Driver, commands: Commands) -> list[Any]:
+    """Send *commands* at once and read all replies; one that is an error stands in its place."""
+    link.send_packed_command(link.pack_commands(commands))
+    replies: list[Any] = []
+    for _ in commands:
+        try:
+            replies.append(link.read_response(disable_decoding=True))
+        except driver.error as error:
+            if isinstance(error, driver.reply_error):
+                replies.append(error)
+            elif sign_of(error):
+                # It closes the connection itself after these, and they are said to all commands alike.
+                return replies + [error] * (len(commands) - len(replies))
+            else:
+                raise
+    return replies
+
+
+def ask(link: Any, driver: Driver, where: str, *command: Argument) -> Any:
+    """One command that changes nothing. Raises only ours."""
+    try:
+        reply = exchange(link, driver, [command])[0]
+    except driver.failures as error:
+        raise BackendUnavailable(f"{where}: {words_of(error)}") from error
+    if isinstance(reply, Exception):
+        meant = refusal(where, reply)
+        if isinstance(meant, OutcomeUnknown):
+            raise Unusable(f"{where}: {words_of(reply)}") from reply
+        raise meant from reply
+    return reply
+
+
+def run(link: Any, driver: Driver, calls: Sequence[Call], wait: Wait | None) -> tuple[list[Any], int | None]:
+    """The replies to *calls*, and how many replicas have them."""
+    replies = exchange(link, driver, [*(call.by_digest() for call in calls), *_fence(calls, wait)])
+    unknown = [
+        number
+        for number, reply in enumerate(replies[: len(calls)])
+        if isinstance(reply, Exception) and sign_of(reply) == "NOSCRIPT"
+    ]
+    if unknown:
+        # It has been restarted, or never saw them. It ran none of these.
+        again = [calls[number] for number in unknown]
+        second = exchange(link, driver, [*(call.by_source() for call in again), *_fence(again, wait)])
+        for number, reply in zip(unknown, second, strict=False):
+            replies[number] = reply
+        replies[len(calls) :] = second[len(again) :]
+    acknowledged = replies[-1] if wait is not None else None
+    return replies[: len(calls)], acknowledged
+
+
+def _fence(calls: Sequence[Call], wait: Wait | None) -> list[Sequence[Argument]]:
+    if wait is None:
+        return []
+    # WAIT waits for the writes of its own connection. A call that found everything done already wrote nothing, and the
+    # write that it found may have come over another connection: this one is behind it in any case.
+    tag = calls[0].keys[0].partition(b"}")[0] + b"}fence"
+    return [("SET", tag, "1"), ("WAIT", wait.replicas, wait.millis)]
+
+
+def disconnect(link: Any) -> None:
+    with suppress(Exception):
+        link.disconnect()
