@@ -19,8 +19,6 @@ from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.model import Millis, Run, RunState
 
-NO_MESSAGE = GIVEN_UP | NEVER_A_RUN
-
 _RANKS = {RunState.DISPATCHED: 0, **dict.fromkeys(GIVEN_UP, 2), RunState.CLAIMED: 3, **dict.fromkeys(NEVER_A_RUN, 4)}
 """Of what is said about a slot the lowest is shown: a message first, and a claim before what is no run."""
 

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from servers import Server, free_port, missing, on_path
 from support.waiting import wait_for
+
+
+PUBLISHING = b"HPUB "
+"""What every message begins with that the backend wants stored."""
+
+
+def wanted() -> bool:
+    """Whether tests on a server are to be collected: in CI on one Python only, elsewhere where the driver is."""
+    return sys.version_info[:2] == (3, 11) or (not os.environ.get("CI") and find_spec("nats") is not None)
 
 
 def binary() -> str:
@@ -33,10 +45,6 @@ class NatsServer:
     @property
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
-
-    @property
-    def hosts(self) -> str:
-        return self.url
 
     def start(self) -> None:
         self.process.start()

@@ -198,10 +198,13 @@ class Own(Connection):
         for server in list(self.servers):
             client, gone = self._driver.Client(), asyncio.Event()
             try:
-                await client.connect(
+                opening = client.connect(
                     servers=[server],
                     name=f"celery-anarchon {socket.gethostname()}:{os.getpid()}",
                     allow_reconnect=False,
+                    # For the first connection, too: the driver would try a server that refuses for minutes.
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
                     connect_timeout=CONNECT_TIMEOUT,
                     # Nothing is kept for later.
                     pending_size=-1,
@@ -210,6 +213,7 @@ class Own(Connection):
                     closed_cb=_setting(gone),
                     **self._options,
                 )
+                await asyncio.wait_for(opening, 2 * CONNECT_TIMEOUT)
                 self._check(client)
             except Exception as error:
                 with suppress(Exception):

@@ -37,7 +37,6 @@ from celery_anarchon.backends.base import (
     Traits,
 )
 from celery_anarchon.backends.claimonly import (
-    NO_MESSAGE,
     Entry,
     Memory,
     claimed,
@@ -59,7 +58,7 @@ from celery_anarchon.backends.nats.connection import (
 )
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
-from celery_anarchon.model import Answer, Millis, Run
+from celery_anarchon.model import Answer, Millis, Run, RunState
 
 logger = logging.getLogger("celery_anarchon.backend")
 
@@ -361,7 +360,7 @@ class NatsStore(ClaimBackend):
         return self._read(job)[: max(limit, 0)]
 
     def last_run(self, job: str) -> Run | None:
-        return next((run for run in self._read(job) if run.state not in NO_MESSAGE), None)
+        return next((run for run in self._read(job) if run.state is RunState.DISPATCHED), None)
 
     def _append(self, entries: Sequence[Entry]) -> None:
         async def append(line: Line, entry: Entry) -> None:

@@ -23,8 +23,8 @@ from celery_anarchon.backends.claimonly import claimed, decode, encode
 from celery_anarchon.backends.rabbitmq.link import Fate, Link, Post, Tail
 from celery_anarchon.model import Answer, Millis
 
-NAME_LIMIT = 255
-"""Bytes in the name of a queue."""
+NAME_LIMIT = 200
+"""Bytes in a name. A queue takes 255, but a stream is also a folder, called by its name and more."""
 
 _SLOT_DIGITS = 16
 """Of a slot, with room for what is far away."""
@@ -126,7 +126,10 @@ class StreamClaims(Claims):
         log.read()
         places = [(request.job, request.slot) for request in requests]
         # Who was first never changes, so what is known needs no entry.
-        open_places = {place: number for number, place in enumerate(places) if place not in log.holders}
+        open_places: dict[tuple[str, Millis], int] = {}
+        for number, place in enumerate(places):
+            if place not in log.holders:
+                open_places.setdefault(place, number)
         posts = [
             Post(self._names.claims, encode(claimed(requests[number], now))) for number in open_places.values()
         ]

@@ -121,7 +121,8 @@ class Link:
         with self._connection.channel() as channel:
             try:
                 channel.queue_declare(queue, passive=True)
-            except trouble.NotFound:
+            except trouble.NotFound as error:
+                _see_that_it_is_absent(error)
                 return False
         return True
 
@@ -131,7 +132,8 @@ class Link:
             tail = Tail(channel, stream, offset)
             try:
                 tail.follow()
-            except trouble.NotFound:
+            except trouble.NotFound as error:
+                _see_that_it_is_absent(error)
                 return []
             return tail.take()
 
@@ -174,6 +176,12 @@ class Link:
         """In a child of the process that opened it: give the socket back without a word, the parent goes on with it."""
         with suppress(Exception):
             os.close(self._connection.transport.sock.detach())
+
+
+def _see_that_it_is_absent(error: Exception) -> None:
+    """A queue whose node is away, or just starting, is "not found" as well."""
+    if "no queue" not in str(error):
+        raise error
 
 
 class Tail:

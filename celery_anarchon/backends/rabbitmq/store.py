@@ -29,7 +29,6 @@ from celery_anarchon.backends.base import (
     Traits,
 )
 from celery_anarchon.backends.claimonly import (
-    NO_MESSAGE,
     Entry,
     Memory,
     claimed,
@@ -45,7 +44,7 @@ from celery_anarchon.backends.rabbitmq.claims import Claims, Names, QueueClaims,
 from celery_anarchon.backends.rabbitmq.link import Fate, Link, Post, Source
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import AnarchonError, BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
-from celery_anarchon.model import Answer, Millis, Run
+from celery_anarchon.model import Answer, Millis, Run, RunState
 
 logger = logging.getLogger("celery_anarchon.backend")
 
@@ -173,14 +172,9 @@ class RabbitMQStore(ClaimBackend):
         now = self._clock.wall()
         answers = [self._by_clock(request, now) for request in requests]
         asked = [number for number, answer in enumerate(answers) if answer is Answer.UNKNOWN]
-        # One owner's second row about a slot is the first one once more.
-        rows = {(requests[number].job, requests[number].slot, requests[number].owner): number for number in asked}
-        if rows:
-            replies = self._ask([requests[number] for number in rows.values()], now)
-            by_row = dict(zip(rows, replies, strict=True))
-            for number in asked:
-                one = requests[number]
-                answers[number] = by_row[one.job, one.slot, one.owner]
+        if asked:
+            for number, answer in zip(asked, self._ask([requests[number] for number in asked], now), strict=True):
+                answers[number] = answer
         return [ClaimResult(answer) for answer in answers]
 
     def _by_clock(self, request: ClaimRequest, now: Millis) -> Answer:
@@ -253,7 +247,7 @@ class RabbitMQStore(ClaimBackend):
         return self._read(job)[: max(limit, 0)]
 
     def last_run(self, job: str) -> Run | None:
-        return next((run for run in self._read(job) if run.state not in NO_MESSAGE), None)
+        return next((run for run in self._read(job) if run.state is RunState.DISPATCHED), None)
 
     def _append(self, entries: Sequence[Entry]) -> None:
         self._write([(entry.job, encode(entry)) for entry in entries])
