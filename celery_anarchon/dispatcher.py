@@ -241,6 +241,13 @@ class Dispatcher:
                 want.watched.not_before = self.clock.wall() + TOO_EARLY_WAIT
             else:
                 want.decided = True
+                if result.answer is Answer.TOO_OLD and self._journal.applies:
+                    # The store has recorded it, where it knows that nobody has sent it.
+                    self.fanout.emit(
+                        events.SlotsGivenUp(
+                            job=job.name, state=RunState.MISFIRE, reason="too-old", total=1, newest=want.slot
+                        )
+                    )
                 if doubted and not self.backend.traits.knows_owner:
                     self.fanout.emit(events.ClaimUnresolved(job=job.name, slot=want.slot))
         return won
@@ -482,10 +489,13 @@ class Dispatcher:
     def _send_or_lose(self) -> None:
         """The stop where nobody takes over: what is still held is sent now, or lost, and that is said."""
         waiting, self._unclear = self._unclear, []
-        if waiting and self._broker_answers(at_once=True):
-            while waiting and not self._unclear:
-                # After one that failed the others would only be waited for.
-                self._publish_one(waiting.pop(0))
+        try:
+            if waiting and self._broker_answers(at_once=True):
+                while waiting and not self._unclear:
+                    # After one that failed the others would only be waited for.
+                    self._publish_one(waiting.pop(0))
+        except Exception as error:
+            logger.warning("could not send everything before the stop: %s", error)
         for item in [*self._unclear, *waiting]:
             self._lose(item, RunState.NOT_SENT, "beat-stopped")
         self._unclear = []

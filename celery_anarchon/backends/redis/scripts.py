@@ -42,6 +42,9 @@ class Call:
 @cache
 def script(name: str) -> Script:
     folder = resources.files(__package__) / "lua"
-    source = (folder / "common.lua").read_bytes() + (folder / f"{name}.lua").read_bytes()
+    *folders, file = name.split("/")
+    for one in folders:
+        folder = folder / one
+    source = (folder / "common.lua").read_bytes() + (folder / f"{file}.lua").read_bytes()
     # SHA-1 is the server's choice; it guards nothing.
     return Script(name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest())

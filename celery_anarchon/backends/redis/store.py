@@ -15,7 +15,8 @@ from celery_anarchon import wire
 from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.backends.redis.address import read_address, split_url
 from celery_anarchon.backends.redis.connect import CALL_TIMEOUT, Source, Unusable, Wait, handed_source, own_source
-from celery_anarchon.backends.redis.scripts import Call, script
+from celery_anarchon.backends.redis.scripts import Argument, Call, script
+from celery_anarchon.backends.redis.strategies import ALL_OPTIONS, in_words, with_options
 from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Millis
@@ -61,6 +62,14 @@ class Keys:
         """Sorted set: the slots of a job that have a record."""
         return self._key(self.shard(job), b"slots:" + job)
 
+    def claims(self, job: bytes) -> bytes:
+        """Stream: the claims of a job, where a strategy keeps them so."""
+        return self._key(self.shard(job), b"claims:" + job)
+
+    def marker(self, job: bytes, slot: Millis) -> bytes:
+        """String: whose the claim of one slot is, where a strategy keeps them so."""
+        return self._key(self.shard(job), b"claim:%d:%s" % (slot, job))
+
     @property
     def beats(self) -> bytes:
         """Hash: owner -> what a beat says of itself."""
@@ -73,7 +82,7 @@ class Keys:
 
     @property
     def meta(self) -> bytes:
-        """Hash: layout and app."""
+        """Hash: layout, app, and how claims are stored."""
         return self._key(0, b"meta")
 
     def _key(self, shard: int, name: bytes) -> bytes:
@@ -83,22 +92,20 @@ class Keys:
 class RedisStore(ClaimBackend):
     """Subclasses are the strategies."""
 
-    product: ClassVar[str]
+    product: str
     """``redis`` or ``valkey``: the driver, and the first half of the backend's name."""
-    strategies: ClassVar[Sequence[str]] = ("lease",)
-    later_strategies: ClassVar[Sequence[str]] = ()
+    _claims_expire: ClassVar[bool] = False
+    """Claims are keys that the server drops by itself: what ``volatile-*`` evicts first."""
 
     def __init__(
         self,
         server: Any,
         *,
-        strategy: str | Mapping[str, Any],
         prefix: str,
         wait_replicas: int,
         wait_timeout: Any,
         early_tolerance: Millis,
     ) -> None:
-        self._check_strategy(strategy)
         if not isinstance(prefix, str) or not prefix:
             raise ConfigurationError(f'prefix={prefix!r}: give a text such as "billing:cron:"; it keeps services apart')
         if isinstance(wait_replicas, bool) or not isinstance(wait_replicas, int) or wait_replicas < 0:
@@ -123,22 +130,16 @@ class RedisStore(ClaimBackend):
         """See the documentation of the store for the forms. The query is the options of the constructor, by name, and
         those of the connection (TLS, timeouts)."""
         known = {"strategy": str, "prefix": str, "wait_replicas": int, "wait_timeout": str}
-        address, given = split_url(url, known, options)
+        address, given = split_url(url, {**known, **dict.fromkeys(ALL_OPTIONS, str)}, options)
+        beside = {name: given.pop(name) for name in ALL_OPTIONS & given.keys()}
+        if beside:
+            given["strategy"] = with_options(given.get("strategy", "lease"), beside)
         return cls(**{cls.product: address, **given})
 
-    def _check_strategy(self, strategy: Any) -> None:
-        name = strategy.get("name") if isinstance(strategy, Mapping) else strategy
-        more = [str(key) for key in strategy if key != "name"] if isinstance(strategy, Mapping) else []
-        if more and name in self.strategies:
-            raise ConfigurationError(f"strategy {name!r} takes no options, and was given {', '.join(more)}")
-        if name in self.strategies:
-            return
-        offered = ", ".join(repr(one) for one in self.strategies)
-        if name in self.later_strategies:
-            raise ConfigurationError(f"strategy {name!r} is not in this release, which has {offered}")
-        raise ConfigurationError(
-            f"strategy={strategy!r}: there is no such strategy for {self.product}; choose {offered}"
-        )
+    @property
+    def _strategy_text(self) -> str:
+        """How claims are stored here, with what all beats must have alike."""
+        return "lease"
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -150,8 +151,9 @@ class RedisStore(ClaimBackend):
         self._source.reopen()
         try:
             self._look_at_server(create)
-            call = script("open")([self._keys.meta], [wire.LAYOUT_VERSION, encoded(app_name), int(create)])
-            layout, app = self._reply([call], writes=create)[0]
+            told: list[Argument] = [wire.LAYOUT_VERSION, encoded(app_name), int(create), self._strategy_text]
+            call = script("open")([self._keys.meta], told)
+            layout, app, strategy = self._reply([call], writes=create)[0]
         except Unusable as error:
             raise ConfigurationError(str(error)) from error
         if layout and int(layout) > wire.LAYOUT_VERSION:
@@ -163,6 +165,12 @@ class RedisStore(ClaimBackend):
             raise LayoutMismatch(
                 f"namespace {self.namespace}: belongs to app {decoded(app)}, and this is app {app_name}; set "
                 "prefix=... to give this app its own"
+            )
+        if strategy and decoded(strategy) != self._strategy_text:
+            raise LayoutMismatch(
+                f"namespace {self.namespace}: its beats claim by strategy {in_words(decoded(strategy))}, and this one "
+                f"would by {in_words(self._strategy_text)} and not see their claims; use the same, or set prefix=... "
+                "for a new namespace"
             )
         self._app_name = app_name if create else None
 
@@ -184,15 +192,17 @@ class RedisStore(ClaimBackend):
             raise ConfigurationError(f"{where}: this is a sentinel: write sentinel://host:port/0?master_name=...")
         if facts.get("cluster_enabled") == "1" and not self._source.sharded:
             raise ConfigurationError(f"{where}: this is a node of a cluster: write redis+cluster://host:port")
+        self._check_server(facts)
         if not warn:
             return
         policy = facts.get("maxmemory_policy", "")
-        if policy.startswith("allkeys-"):
+        if policy.startswith("allkeys-") or (policy.startswith("volatile-") and self._claims_expire):
             logger.warning(
                 "%s: maxmemory-policy is %s, so it may drop claims when memory is short, and their slots could be sent "
-                "again. Set it to noeviction or one of volatile-*",
+                "again. Set it to noeviction%s",
                 where,
                 policy,
+                "" if self._claims_expire else " or one of volatile-*",
             )
         if facts.get("aof_enabled") == "0":
             saves = self._setting("save")
@@ -209,6 +219,9 @@ class RedisStore(ClaimBackend):
                     where,
                     saves,
                 )
+
+    def _check_server(self, facts: Mapping[str, str]) -> None:
+        """Refuse a server that lacks what the strategy needs."""
 
     def _facts(self) -> dict[str, str]:
         try:

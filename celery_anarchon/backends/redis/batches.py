@@ -1,0 +1,66 @@
+"""Batches: which calls the rows of an operation become, and whose reply is whose.
+
+Outside a cluster a batch is one script call; in a cluster, where a call must keep to one node, it is one for each
+shard, and all calls for a node go in one round trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from celery_anarchon.backends.redis.scripts import Argument, Call, script
+from celery_anarchon.backends.redis.store import RedisStore, chunks, encoded
+from celery_anarchon.errors import OutcomeUnknown
+
+ROWS_AT_ONCE = 1_000
+"""Rows of one script call: the server does nothing else meanwhile. More calls still go in one round trip."""
+
+_Item = TypeVar("_Item")
+
+
+class RedisBatches(RedisStore):
+    """Belongs here: nothing that knows what an operation means."""
+
+    def _grouped(self, items: Sequence[_Item]) -> list[list[tuple[int, _Item]]]:
+        """The items with their places: all together, or by shard where a call must keep to one."""
+        numbered = list(enumerate(items))
+        if not self._source.sharded:
+            return [numbered] if numbered else []
+        groups: dict[int, list[tuple[int, _Item]]] = {}
+        for number, item in numbered:
+            groups.setdefault(self._keys.shard(encoded(item.job)), []).append((number, item))  # type: ignore[attr-defined]
+        return list(groups.values())
+
+    def _each(
+        self,
+        name: str,
+        items: Sequence[Any],
+        keys_of: Callable[[bytes], tuple[bytes, ...]],
+        args_of: Callable[[bytes, Any], tuple[Argument, ...]],
+        *,
+        before: tuple[Argument, ...] = (),
+        width: int = 1,
+        wait: bool = False,
+    ) -> list[Sequence[Any]]:
+        """Ask a script for each item; what it replied to each, *width* values long, in their order."""
+        operation = script(name)
+        calls: list[Call] = []
+        places: list[list[int]] = []
+        for group in self._grouped(items):
+            for some in chunks(group, ROWS_AT_ONCE):
+                keys: list[bytes] = []
+                args: list[Argument] = [*before]
+                for _, item in some:
+                    job = encoded(item.job)
+                    keys += keys_of(job)
+                    args += args_of(job, item)
+                calls.append(operation(keys, args))
+                places.append([number for number, _ in some])
+        answers: dict[int, Sequence[Any]] = {}
+        for numbers, reply in zip(places, self._reply(calls, writes=True, wait=wait), strict=True):
+            if not isinstance(reply, list) or len(reply) != width * len(numbers):
+                raise OutcomeUnknown(f"{self.describe()}: {name} was answered {str(reply)[:200]}")
+            for position, number in enumerate(numbers):
+                answers[number] = reply[width * position : width * (position + 1)]
+        return [answers[number] for number in range(len(items))]

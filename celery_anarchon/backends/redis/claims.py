@@ -1,0 +1,198 @@
+"""What the strategies without leases share: a claim is one script, and everything else is history.
+
+Belongs here: the history, and how rows become calls. What makes a claim exact is in :mod:`.stream_id`, :mod:`.idmp` and
+:mod:`.script`, with the scripts in ``lua/claims/``.
+
+Beside its claim a slot has a record in its job's hash, as with ``lease``: the claim's own script writes it, so history
+and claims cannot differ. Only a claim decides who publishes; a record may be dropped at any time.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from celery_anarchon.backends.base import (
+    GIVEN_UP,
+    NEVER_A_RUN,
+    ClaimRequest,
+    ClaimResult,
+    Confirmation,
+    GivenUp,
+    Hold,
+    Keep,
+    Outcome,
+)
+from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE, RedisBatches
+from celery_anarchon.backends.redis.records import answer, optional, runs
+from celery_anarchon.backends.redis.scripts import Argument, Call, script
+from celery_anarchon.backends.redis.store import chunks, encoded
+from celery_anarchon.errors import ConfigurationError, OutcomeUnknown
+from celery_anarchon.model import Answer, Millis, Run
+
+DAY: Millis = 86_400_000
+
+_NO_MESSAGE = sorted(str(state) for state in GIVEN_UP | NEVER_A_RUN)
+
+_DROPPED_AT_ONCE = 5_000
+"""Records that one call of ``tidy`` drops: the server does nothing else meanwhile."""
+
+
+def horizon_of(memory: Millis) -> Millis:
+    """How old a slot may be that is still claimed, where the server forgets a claim after *memory*.
+
+    Four fifths: what is left covers clocks that differ and calls that take their time.
+    """
+    return memory * 4 // 5
+
+
+class RedisClaims(RedisBatches):
+    """Subclasses are the strategies."""
+
+    strategy: ClassVar[str]
+    claim_script: ClassVar[str]
+
+    def __init__(self, product: str, server: Any, options: Mapping[str, int], **more: Any) -> None:
+        self.product = product
+        self.name = f"{product}:{self.strategy}"
+        self._options = dict(options)
+        super().__init__(server, **more)
+
+    @property
+    def _strategy_text(self) -> str:
+        return " ".join([self.strategy, *(f"{name}={value}" for name, value in sorted(self._options.items()))])
+
+    # --- claims -------------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _claim_key(self, job: bytes, slot: Millis) -> bytes:
+        """The key that decides about a slot."""
+
+    @abc.abstractmethod
+    def _claim_options(self) -> tuple[Argument, ...]:
+        """What the script is told once for the batch, after the tolerance."""
+
+    def claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
+        calls: list[Call] = []
+        places: list[int] = []
+        for group in self._grouped(requests):
+            # Oldest first: in a stream of ids a newer claim closes the older slots.
+            for some in chunks(sorted(group, key=lambda one: one[1].slot), ROWS_AT_ONCE):
+                calls.append(self._claim_call([request for _, request in some]))
+                places += [place for place, _ in some]
+        words = [word for reply in self._reply(calls, writes=True, wait=True) for word in self._words(reply)]
+        if len(words) != len(places):
+            raise OutcomeUnknown(f"{self.describe()}: {len(places)} claims got {len(words)} answers")
+        results = {place: self._result(word) for place, word in zip(places, words, strict=True)}
+        return [results[place] for place in range(len(requests))]
+
+    def _claim_call(self, requests: Sequence[ClaimRequest]) -> Call:
+        keys: list[bytes] = []
+        # However far ahead a user lets slots be claimed: one of next year would close all before it.
+        args: list[Argument] = [min(self.early_tolerance, DAY), *self._claim_options()]
+        for one in requests:
+            job = encoded(one.job)
+            keys += (self._claim_key(job, one.slot), self._keys.runs(job), self._keys.slots(job))
+            args += (one.slot, encoded(one.owner), encoded(one.beat))
+        return script(f"claims/{self.claim_script}")(keys, args)
+
+    def _words(self, reply: Any) -> Sequence[bytes]:
+        if not isinstance(reply, list) or not all(isinstance(word, bytes) for word in reply):
+            raise OutcomeUnknown(f"{self.describe()}: a claim was answered {str(reply)[:200]}")
+        return reply
+
+    def _result(self, word: bytes) -> ClaimResult:
+        return ClaimResult(answer(Answer, word, self.describe()))
+
+    def abandon(self, holds: Sequence[Hold]) -> list[bool]:
+        """Nobody could take it over."""
+        return [False] * len(holds)
+
+    # --- history ------------------------------------------------------------------------------------------------------
+
+    def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
+        return self._written(
+            "confirm", confirmations, lambda one: (one.slot, encoded(one.owner), one.attempt, one.late)
+        )
+
+    def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
+        for ending in endings:
+            if ending.state not in GIVEN_UP:
+                raise ValueError(f"a claim cannot be given up as {ending.state}")
+        return self._written(
+            "give_up",
+            endings,
+            lambda one: (one.slot, encoded(one.owner), one.attempt, str(one.state), optional(one.reason)),
+        )
+
+    def record(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.state not in NEVER_A_RUN:
+                raise ValueError(f"{outcome.state} is no state of a slot that never became a run")
+        self._written(
+            "record", outcomes, lambda one: (one.slot, str(one.state), optional(one.reason), encoded(one.beat))
+        )
+
+    def _written(self, name: str, items: Sequence[Any], args_of: Any) -> list[bool]:
+        replies = self._each(
+            f"claims/{name}",
+            items,
+            lambda job: (self._keys.runs(job), self._keys.slots(job)),
+            lambda job, one: args_of(one),
+            wait=True,
+        )
+        return [done == 1 for (done,) in replies]
+
+    def history(self, job: str, limit: int) -> list[Run]:
+        return self._history(job, limit, sent_only=False)
+
+    def last_run(self, job: str) -> Run | None:
+        return next(iter(self._history(job, 1, sent_only=True)), None)
+
+    def _history(self, job: str, limit: int, *, sent_only: bool) -> list[Run]:
+        name = encoded(job)
+        keys = self._keys.runs(name), self._keys.slots(name)
+        call = script("claims/history")(keys, [max(limit, 0), int(sent_only), *_NO_MESSAGE])
+        return runs(self.namespace, job, self._reply([call], writes=False)[0])
+
+    def tidy(self, keeps: Sequence[Keep]) -> int:
+        groups = self._grouped(keeps)
+        calls = [self._tidy([keep for _, keep in some]) for group in groups for some in chunks(group, ROWS_AT_ONCE)]
+        total = 0
+        while calls:
+            replies = self._reply(calls, writes=True)
+            total += sum(dropped for dropped, _ in replies)
+            calls = [call for call, (_, more) in zip(calls, replies, strict=True) if more]
+        return total
+
+    def _tidy(self, keeps: Sequence[Keep]) -> Call:
+        keys: list[bytes] = []
+        args: list[Argument] = [_DROPPED_AT_ONCE]
+        for keep in keeps:
+            job = encoded(keep.job)
+            keys += (self._keys.runs(job), self._keys.slots(job))
+            args += (max(keep.history_size, 0), "" if keep.history_ttl is None else keep.history_ttl)
+        return script("claims/tidy")(keys, args)
+
+
+class Forgetful(RedisClaims):
+    """Of these strategies the server forgets a claim after a while; slots beyond four fifths of it are TOO_OLD."""
+
+    memory_option: ClassVar[str]
+
+    @property
+    def _memory(self) -> Millis:
+        return self._options[self.memory_option]
+
+    def _reach(self) -> Millis:
+        """How old a slot may be: its claim may have been made as early as the tolerance admits."""
+        return min(horizon_of(self._memory), self._memory - self.early_tolerance)
+
+    def open(self, app_name: str, *, create: bool = True) -> None:
+        if self.early_tolerance > self._memory - horizon_of(self._memory):
+            raise ConfigurationError(
+                f"strategy {self.strategy!r}: {self.memory_option} ({self._memory / 1000:g} s) must be at least five "
+                f"times the early tolerance ({self.early_tolerance / 1000:g} s): raise the one or lower the other"
+            )
+        super().open(app_name, create=create)
