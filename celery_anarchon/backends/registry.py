@@ -27,6 +27,8 @@ _OURS = {
         "celery_anarchon.backends.redis:RedisBackend",
     ),
     **dict.fromkeys(("valkey", "valkeys"), "celery_anarchon.backends.redis:ValkeyBackend"),
+    **dict.fromkeys(("amqp", "amqps"), "celery_anarchon.backends.rabbitmq:RabbitMQBackend"),
+    **dict.fromkeys(("nats", "tls"), "celery_anarchon.backends.nats:NatsBackend"),
 }
 
 _EXTRAS = {

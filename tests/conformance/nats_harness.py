@@ -73,7 +73,8 @@ class NatsHarness(BackendHarness):
 
     def raw_forge_layout(self, version: int) -> None:
         config = self.server.api(f"STREAM.INFO.{self.namespace}")["config"]
-        config["description"] = config["description"].replace(f'"layout": {wire.LAYOUT_VERSION}', f'"layout": {version}')
+        old, new = (f'"layout": {number}' for number in (wire.LAYOUT_VERSION, version))
+        config["description"] = config["description"].replace(old, new)
         assert "error" not in self.server.api(f"STREAM.UPDATE.{self.namespace}", config)
 
     def restart(self) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from servers import Server, free_port, missing, on_path
 from support.waiting import wait_for
 
-
 PUBLISHING = b"HPUB "
 """What every message begins with that the backend wants stored."""
 

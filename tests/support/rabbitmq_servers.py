@@ -19,7 +19,6 @@ import amqp
 from servers import Server, free_port, missing, on_path
 from support.waiting import wait_for
 
-
 PUBLISHING = b"\x00\x3c\x00\x28"
 """What is in the frame of every message that a client publishes."""
 
@@ -138,7 +137,8 @@ class RabbitServer:
                 while True:
                     link.drain_events(timeout=0.3)
             except (TimeoutError, amqp.NotFound):
-                return [message.body if isinstance(message.body, bytes) else message.body.encode() for message in arrived]
+                bodies = [message.body for message in arrived]
+        return [body if isinstance(body, bytes) else body.encode() for body in bodies]
 
     def put(self, queue: str, body: str) -> None:
         with self.client() as link, closing(link.channel()) as channel:

@@ -31,7 +31,7 @@ class NatsBackend(NatsStore):
     :param prefix: what their subjects begin with. Both together are the namespace, one for each service.
     :param duplicate_window: how long a claim is remembered: seconds, a timedelta or text (``"10m"``). The same in all
         beats.
-    :param history_size: runs kept for each job, at least; there is one size for all jobs, the largest that is asked for.
+    :param history_size: runs kept for each job, at least; there is one size for all jobs, the largest asked for.
     :param replicas: servers of a cluster that hold the streams; 3 survive the loss of one.
     :param credentials: path of a ``.creds`` file.
     :param tls: an ``ssl.SSLContext``, or a mapping of paths ``{"ca": ..., "cert": ..., "key": ...}``.

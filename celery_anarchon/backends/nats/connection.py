@@ -121,9 +121,11 @@ class Connection(abc.ABC):
         :raises BackendUnavailable: there is no connection.
         """
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Give back what is ours."""
 
+    @abc.abstractmethod
     def reopen(self) -> None:
         """After a close."""
 
@@ -223,7 +225,7 @@ class Own(Connection):
                 said = self._failure(server, error)
                 continue
             # The one that answered is asked first the next time.
-            self.servers.sort(key=lambda one, server=server: one != server)
+            self.servers = [server, *(one for one in self.servers if one != server)]
             return Line(client, gone)
         assert said is not None
         raise said
@@ -293,6 +295,12 @@ class Handed(Connection):
             raise BackendUnavailable(f"{self.text}: not connected")
         self._check(self._client)
         return asyncio.run_coroutine_threadsafe(work(Line(self._client, None)), loop).result()
+
+    def close(self) -> None:
+        """It is not ours."""
+
+    def reopen(self) -> None:
+        """It is not ours."""
 
 
 def translated(error: Exception, text: str, *, writes: bool) -> AnarchonError:

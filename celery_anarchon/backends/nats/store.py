@@ -7,7 +7,8 @@ Belongs here: what is asked of JetStream and what its answers mean. Does not bel
 later ones that they are duplicates, and of which message. That one names its owner, so an owner whose answer was lost
 learns that it has won. Ids are remembered for the duplicate window; after a restart the server takes them out of the
 messages that it has, so these are kept for longer than the window, however many there are. Each (job, slot) has a
-subject of its own, and a claim says that it expects nothing there: should an id be forgotten early, the message refuses.
+subject of its own, and a claim says that it expects nothing there: should an id be forgotten early, the message
+refuses.
 
 **History** is in a second stream, because there a new message drops an old one.
 """
@@ -57,7 +58,7 @@ from celery_anarchon.backends.nats.connection import (
     translated,
 )
 from celery_anarchon.clock import SystemClock
-from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
+from celery_anarchon.errors import ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, Run, RunState
 
 logger = logging.getLogger("celery_anarchon.backend")
@@ -218,15 +219,15 @@ class NatsStore(ClaimBackend):
                 f"namespace {self.namespace}: belongs to app {charter.get('app')}, and this is app {app_name}; set "
                 "stream=... and prefix=... to give this app its own"
             )
-        for option, key, shown in (
-            ("duplicate_window", "duplicate_window", lambda value: f"{value / 1e9:g} s"),
-            ("prefix", "subjects", lambda value: ", ".join(value)),
+        theirs, mine = ((one.get("duplicate_window") or 0) / 1e9 for one in (found, wanted))
+        for what, one, other in (
+            ("duplicate_window", f"{theirs:g} s", f"{mine:g} s"),
+            ("subjects", found.get("subjects"), wanted["subjects"]),
         ):
-            if found.get(key) != wanted[key]:
+            if one != other:
                 raise LayoutMismatch(
-                    f"stream {name}: it has {option} {shown(found.get(key) or 0)}, and this beat {shown(wanted[key])}: "
-                    "beats must agree in it. Use the same, or set stream=... and prefix=... and stop all beats of "
-                    f"{self._stream} first"
+                    f"stream {name}: its {what} is {one}, and this beat wants {other}: beats must agree in it. "
+                    f"Use the same, or set stream=... and prefix=... and stop all beats of {self._stream} first"
                 )
         if found.get("storage") != "file":
             raise ConfigurationError(f"stream {name} is in memory, and a restart of the server forgets its claims")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import kombu
+from kombu.connection import Connection
 from kombu.transport import pyamqp
 
 from celery_anarchon.backends.registry import masked
@@ -46,12 +46,12 @@ TLS_OPTIONS: dict[str, Callable[[str], Any]] = {
 class Address:
     """One server, or several of a cluster that are tried in turn."""
 
-    def __init__(self, templates: Sequence[kombu.Connection]) -> None:
+    def __init__(self, templates: Sequence[Any]) -> None:
         for template in templates:
             if not issubclass(template.get_transport_cls(), pyamqp.Transport):
                 raise ConfigurationError(
-                    f"a connection for {template.transport_cls}: claims need publisher confirms, so give one for amqp:// "
-                    "(py-amqp)"
+                    f"a connection for {template.transport_cls}: claims need publisher confirms, so give one for "
+                    "amqp:// (py-amqp)"
                 )
         self._templates = list(templates)
         self.text = ", ".join(re.sub("^py", "", one.as_uri(mask="***")) for one in templates)
@@ -64,7 +64,7 @@ class Address:
         for template in list(self._templates):
             yield partial(self._open, template)
 
-    def _open(self, template: kombu.Connection) -> Any:
+    def _open(self, template: Any) -> Any:
         connection = template.clone()
         if self.detour is not None:
             connection.hostname, connection.port = "127.0.0.1", self.detour
@@ -101,7 +101,7 @@ def address_of_url(url: Any, tls: Any) -> Address:
             secure = place.lower().startswith("amqps:")
             # Named, because another driver for amqp:// may be installed, which knows nothing of confirms.
             transport = "amqps" if secure else "pyamqp"
-            templates.append(kombu.Connection(place, transport=transport, ssl=_tls(tls, secure)))
+            templates.append(Connection(place, transport=transport, ssl=_tls(tls, secure)))
         return Address(templates)
     except (ValueError, KeyError) as error:
         raise ConfigurationError(f"{masked(url)}: {error}") from None
@@ -124,7 +124,7 @@ def _tls(given: Any, secure: bool) -> Any:
 def address_of_connection(connection: Any) -> Address:
     """The place that a connection of the app leads to. The connection itself is neither used nor closed: claims need
     confirms, time limits and a thread of their own on it, so they go over one more, with its login and TLS."""
-    if not isinstance(connection, kombu.Connection):
+    if not isinstance(connection, Connection):
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
         raise ConfigurationError(f"connection=... is a {kind}: give a kombu.Connection, as app.connection() makes it")
     templates = []

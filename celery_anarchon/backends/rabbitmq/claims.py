@@ -2,9 +2,9 @@
 
 Belongs here: claims. Does not belong here: history (:mod:`.store`), and how messages travel (:mod:`.link`).
 
-``queue``: a queue for each (job, slot) that takes one message and refuses all others. It is a classic queue, and that is
-said: a quorum queue applies its limit too late, and several win. Nobody may look at the message, for a message that is
-being looked at does not count and makes room: so the store cannot tell whose a claim is.
+``queue``: a queue for each (job, slot) that takes one message and refuses all others. It is a classic queue, and that
+is said: a quorum queue applies its limit too late, and several win. Nobody may look at the message, for a message that
+is being looked at does not count and makes room: so the store cannot tell whose a claim is.
 
 ``stream``: all beats append to one log, and the first entry about a (job, slot) has it. Everybody reads the same order,
 so everybody knows whose a claim is; a beat whose appends went unanswered reads them there.
@@ -71,6 +71,7 @@ class Claims(abc.ABC):
         self._names = names
         self._window = window
 
+    @abc.abstractmethod
     def prepare(self, link: Link) -> None:
         """Make what claims need, or see that it fits."""
 
@@ -83,6 +84,9 @@ class QueueClaims(Claims):
     """See the module."""
 
     knows_owner = False
+
+    def prepare(self, link: Link) -> None:
+        """Each claim makes its own queue."""
 
     def ask(self, link: Link, requests: Sequence[ClaimRequest], answers: list[Answer], now: Millis) -> None:
         arguments = {
@@ -130,9 +134,7 @@ class StreamClaims(Claims):
         for number, place in enumerate(places):
             if place not in log.holders:
                 open_places.setdefault(place, number)
-        posts = [
-            Post(self._names.claims, encode(claimed(requests[number], now))) for number in open_places.values()
-        ]
+        posts = [Post(self._names.claims, encode(claimed(requests[number], now))) for number in open_places.values()]
         try:
             link.publish(posts)
             link.wait_for(lambda: log.knows(open_places))
@@ -144,13 +146,13 @@ class StreamClaims(Claims):
             log.forget(now - self._window)
 
     def _log(self, link: Link) -> _Log:
-        log = link.state.get("log")
+        log: _Log | None = link.state.get("log")
         if log is None:
             # The server starts with the chunk that holds this time.
             since = datetime.now(timezone.utc) - timedelta(milliseconds=self._window + 60_000)
             log = link.state["log"] = _Log(link.tail(self._names.claims, since.replace(tzinfo=None)))
             log.catch_up()
-        return log  # type: ignore[no-any-return]
+        return log
 
 
 class _Log:

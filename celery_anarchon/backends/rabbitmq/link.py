@@ -225,9 +225,10 @@ class Tail:
     def take(self) -> list[bytes]:
         """What has arrived since the last time."""
         self.acknowledge()
-        taken = [message.body if isinstance(message.body, bytes) else message.body.encode() for message in self._arrived]
+        bodies = [message.body for message in self._arrived]
         self._arrived.clear()
-        return taken
+        # py-amqp makes text of what says that it is.
+        return [body if isinstance(body, bytes) else body.encode() for body in bodies]
 
 
 class Source:

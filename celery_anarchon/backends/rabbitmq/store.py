@@ -76,9 +76,7 @@ class RabbitMQStore(ClaimBackend):
         exact_history=False,
     )
 
-    def __init__(
-        self, address: Address, *, prefix: str, slot_ttl: Any, strategy: Any, early_tolerance: Millis
-    ) -> None:
+    def __init__(self, address: Address, *, prefix: str, slot_ttl: Any, strategy: Any, early_tolerance: Millis) -> None:
         if strategy not in STRATEGIES:
             offered = " or ".join(repr(one) for one in STRATEGIES)
             raise ConfigurationError(f"strategy={strategy!r}: there is no such strategy for rabbitmq; choose {offered}")
@@ -287,8 +285,8 @@ def _size(found: Sequence[bytes]) -> int | None:
         if b'"keep"' in data:
             try:
                 fields = json.loads(data)
-                if "job" not in fields and isinstance(fields.get("keep"), int):
-                    return max(fields["keep"], 0)
-            except (ValueError, AttributeError):
+                if "job" not in fields:
+                    return max(int(fields["keep"]), 0)
+            except (ValueError, TypeError, KeyError):
                 continue
     return None
