@@ -17,12 +17,14 @@ _HOMES = {
     "cron": "celery_anarchon.schedules",
     "at": "celery_anarchon.schedules",
     "run_id": "celery_anarchon.app",
+    "current_run": "celery_anarchon.current",
     "Run": "celery_anarchon.model",
     "RunState": "celery_anarchon.model",
     "RedisBackend": "celery_anarchon.backends.redis",
     "ValkeyBackend": "celery_anarchon.backends.redis",
     "RabbitMQBackend": "celery_anarchon.backends.rabbitmq",
     "NatsBackend": "celery_anarchon.backends.nats",
+    "PostgresBackend": "celery_anarchon.backends.postgres",
     "SqliteBackend": "celery_anarchon.backends.sqlite",
     "MemoryBackend": "celery_anarchon.backends.memory",
 }
@@ -34,10 +36,12 @@ if TYPE_CHECKING:
     from celery_anarchon.app import run_id as run_id
     from celery_anarchon.backends.memory import MemoryBackend as MemoryBackend
     from celery_anarchon.backends.nats import NatsBackend as NatsBackend
+    from celery_anarchon.backends.postgres import PostgresBackend as PostgresBackend
     from celery_anarchon.backends.rabbitmq import RabbitMQBackend as RabbitMQBackend
     from celery_anarchon.backends.redis import RedisBackend as RedisBackend
     from celery_anarchon.backends.redis import ValkeyBackend as ValkeyBackend
     from celery_anarchon.backends.sqlite import SqliteBackend as SqliteBackend
+    from celery_anarchon.current import current_run as current_run
     from celery_anarchon.model import Run as Run
     from celery_anarchon.model import RunState as RunState
     from celery_anarchon.scheduler import Scheduler as Scheduler

@@ -16,24 +16,35 @@ from celery_anarchon.entries import ANY_STORE, OPTIONS_KEY
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.model import Millis, Run
 from celery_anarchon.options import Settings, check_defaults, check_job_options, scheduler_settings
-from celery_anarchon.schedules import at, cron, every
+from celery_anarchon.schedules import at, cron, every, kind_of
 
 STOCK_SCHEDULER = "celery.beat:PersistentScheduler"
 OUR_SCHEDULER = "celery_anarchon:Scheduler"
+WORKER_STEP = "celery_anarchon.worker:GateStep"
+"""By name: a beat need not load Celery's worker."""
 
 
 class Anarchon:
-    """Makes ``celery_anarchon.Scheduler`` the app's beat scheduler and gives it jobs.
+    """Makes ``celery_anarchon.Scheduler`` the app's beat scheduler, gives its workers the gate, and gives it jobs.
 
     :param backend: a store as URL, mapping or backend object; without it the settings decide.
     :param option_defaults: job options for all jobs that can take them.
     :raises OptionError: an unknown option or a wrong value.
-    :raises ConfigurationError: the app has an Anarchon already, or *backend* names no store.
+    :raises ConfigurationError: the app has an Anarchon with other settings already, or *backend* names no store.
     """
 
     def __init__(self, app: Celery, *, backend: Any = None, **option_defaults: Any) -> None:
-        if getattr(app, "anarchon", None) is not None:
-            raise ConfigurationError(f"app {app.main!r} has an Anarchon already: make one per app, beside the app")
+        known = getattr(app, "anarchon", None)
+        if known is not None:
+            if backend not in (None, known.backend_given) or (
+                option_defaults and option_defaults != known.option_defaults
+            ):
+                raise ConfigurationError(
+                    f"app {app.main!r} has an Anarchon already, with other settings: make one per app, beside the app"
+                )
+            # One, however often it is made: an app factory may run twice.
+            self.__dict__ = known.__dict__
+            return
         if backend is not None:
             backend_from(backend)
         check_defaults("Anarchon(...):", option_defaults, ANY_STORE)
@@ -43,6 +54,7 @@ class Anarchon:
         self._backend: ClaimBackend | None = None
         self._names: set[str] = set()
         app.anarchon = self
+        app.steps["worker"].add(WORKER_STEP)
         if app.configured:
             self._prefer_our_scheduler()
         else:
@@ -118,7 +130,7 @@ class Anarchon:
             raise ConfigurationError(f"a job's name is a text of at least one character, not {name!r}")
         if name in self._names:
             raise ConfigurationError(f"job {name!r} is defined twice: its name is its identity, choose another")
-        check_job_options(name, job)
+        check_job_options(name, job, kind_of(schedule, job=name), ANY_STORE)
         self._names.add(name)
         called = self.app.signature(task) if isinstance(task, str) else task
         self.app.add_periodic_task(

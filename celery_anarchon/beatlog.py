@@ -6,6 +6,7 @@ import logging
 
 from celery_anarchon import events
 from celery_anarchon.errors import AnarchonError
+from celery_anarchon.model import Answer
 from celery_anarchon.publishing import BrokerAway, PublishUnclear
 from celery_anarchon.wire import time_text
 
@@ -28,6 +29,10 @@ def _traceback(event: events.Event) -> BaseException | None:
 
 def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - one line per kind of event
     match event:
+        case events.Claimed(answer=Answer.SKIPPED):
+            return logging.WARNING, f"{event.job} {time_text(event.slot)} skipped: an earlier run of the job lives"
+        case events.Claimed(answer=Answer.WAITING):
+            return logging.INFO, f"{event.job} {time_text(event.slot)} waits for the end of an earlier run of the job"
         case events.Claimed():
             return logging.DEBUG, f"claim of {event.job} {time_text(event.slot)}: {event.answer}"
         case events.Sending():
@@ -48,6 +53,12 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
                 f"{event.job} {time_text(event.slot)}: the broker did not say whether it has the message "
                 f"({_words(event.error)}); published again with the same id {event.run_id}"
             )
+        case events.TookOver(started=True):
+            return logging.WARNING, (
+                f"took over {event.job} {time_text(event.slot)}: its worker let it go; attempt {event.attempt}"
+            )
+        case events.RunEnded():
+            return logging.WARNING, f"{event.job} {time_text(event.slot)} {event.state} ({event.reason})"
         case events.TookOver():
             why = "its beat had no broker" if event.abandoned else "its beat did not publish it in time"
             return logging.WARNING, f"took over {event.job} {time_text(event.slot)}: {why}"

@@ -24,10 +24,10 @@ from celery_anarchon import events, slots, wire
 from celery_anarchon.agenda import Agenda, Watched
 from celery_anarchon.backends.base import (
     ClaimBackend,
-    ClaimResult,
     Confirmation,
     Outcome,
 )
+from celery_anarchon.claiming import Claiming
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError, BackendUnavailable, OutcomeUnknown
 from celery_anarchon.job import Job
@@ -41,6 +41,7 @@ from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
 from celery_anarchon.sweeper import Sweeper, Taken
 from celery_anarchon.timetable import At
+from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Want, Won, batches, move_cursors
 
 logger = logging.getLogger("celery_anarchon.beat")
@@ -49,7 +50,6 @@ SETTLING: Millis = 2 * STALL
 """How long a slot that this beat gives up stays unrecorded while other beats live: one of them may just be slow with
 it, and a record would take it away from it."""
 
-TOO_EARLY_WAIT: Millis = 1_000
 UNCLEAR_WAIT = 0.5
 
 REGISTER_BATCH = 500
@@ -98,12 +98,17 @@ class Dispatcher:
 
         self._ledger = Ledger(backend)
         self._journal = Journal(backend, self.clock)
-        self._unclear: list[Won] = []
         self._pulse = Pulse(self.clock, self.fanout)
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
-        self._sweeper = Sweeper(backend, self.settings, self.clock, self._job_named, owner=owner, label=label)
+        self._sweeper = Sweeper(
+            backend, self.settings, self.clock, self._job_named, self.fanout, owner=owner, label=label
+        )
+        self._unsent = Unsent(self._journal, self._ledger, self._sweeper, self.fanout, owner=owner)
+        self._claiming = Claiming(
+            backend, self.settings, self.clock, self.fanout, self._roster, self._journal, owner=owner, label=label
+        )
 
     def open(self) -> None:
         """Open the store. One that is away is tried again by each tick: a beat never stops for that.
@@ -222,49 +227,11 @@ class Dispatcher:
 
     def _claim(self, batch: Sequence[Want]) -> list[Won]:
         self._pulse.look()
-        lease_over = self.clock.monotonic() + self.settings.lease / 1000
-        won: list[Won] = []
-        for want, result in zip(batch, self._answers(batch), strict=True):
-            job = want.watched.job
-            self.fanout.emit(events.Claimed(job=job.name, slot=want.slot, answer=result.answer))
-            if result.answer is Answer.UNKNOWN:
-                self._journal.doubt([want])
-                want.watched.not_before = self.clock.wall() + round(UNCLEAR_WAIT * 1000)
-                continue
-            doubted = self._journal.answered(want)
-            if result.answer is Answer.WON and self._journal.holds(job, want.slot):
-                want.decided = True
-            elif result.answer is Answer.WON:
-                deadline = self._journal.deadline(job, want.slot) if self._journal.applies else lease_over
-                won.append(Won(job, want.slot, result.attempt, deadline, want))
-            elif result.answer is Answer.TOO_EARLY:
-                want.watched.not_before = self.clock.wall() + TOO_EARLY_WAIT
-            else:
-                want.decided = True
-                if result.answer is Answer.TOO_OLD and self._journal.applies:
-                    # The store has recorded it, where it knows that nobody has sent it.
-                    self.fanout.emit(
-                        events.SlotsGivenUp(
-                            job=job.name, state=RunState.MISFIRE, reason="too-old", total=1, newest=want.slot
-                        )
-                    )
-                if doubted and not self.backend.traits.knows_owner:
-                    self.fanout.emit(events.ClaimUnresolved(job=job.name, slot=want.slot))
-        return won
-
-    def _answers(self, batch: Sequence[Want]) -> list[ClaimResult]:
-        try:
-            return self.backend.claim([want.request(self.owner, self.label, self.settings.lease) for want in batch])
-        except BackendUnavailable:
-            raise
-        except Exception:
-            self._journal.doubt(batch)
-            raise
+        return self._claiming.ask(batch)
 
     def _ask_again(self) -> None:
         """Where nobody takes over: claims whose answer was lost. What they won may be planned by nobody any more."""
-        for want in self._journal.lost():
-            self.fanout.emit(events.ClaimUnresolved(job=want.watched.job.name, slot=want.slot))
+        self._claiming.lose()
         wants = self._journal.to_ask_again()
         if not wants or self.stopping() or not self._broker_answers():
             return
@@ -275,10 +242,10 @@ class Dispatcher:
         for item in won:
             self._pulse.look()
             if self._broker.away:
-                self._put_back(item)
+                self._unsent.put_back(item)
                 item.decide()
             elif self._journal.applies and self.clock.monotonic() >= item.deadline:
-                self._too_late(item)
+                self._unsent.too_late(item)
                 item.decide()
             elif self.clock.monotonic() >= item.deadline:
                 self.fanout.emit(events.LeaseOver(job=item.job.name, slot=item.slot))
@@ -299,40 +266,49 @@ class Dispatcher:
             )
         except BrokerAway as error:
             self._broker_failed(error)
-            self._put_back(item)
+            self._unsent.put_back(item)
         except PublishUnclear as error:
             if not item.unclear:
                 self.fanout.emit(events.Unclear(job=job, slot=slot, run_id=run_id, error=error))
             item.unclear = True
-            self._unclear.append(item)
+            self._unsent.keep(item)
         except Exception as error:
             self.fanout.emit(events.NotSent(job=job, slot=slot, run_id=run_id, error=error))
             self._ledger.give_up(item.ending(self.owner, RunState.NOT_SENT, "publish-error"))
         else:
             self.fanout.emit(events.Sent(job=job, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
-            self._ledger.confirm(Confirmation(job=job, slot=slot, owner=self.owner, attempt=item.attempt, late=late))
+            self._ledger.confirm(
+                Confirmation(
+                    job=job,
+                    slot=slot,
+                    owner=self.owner,
+                    attempt=item.attempt,
+                    late=late,
+                    delay=item.job.delay(self.clock.wall()),
+                )
+            )
             watched = self.agenda.get(job)
             if watched is not None:
                 self._roster.touched(watched)
-        # Each branch left the slot with somebody: the store by a list above, or the retries by `_unclear`.
+        # Each branch left the slot with somebody: the store by a list above, or the retries by `_unsent`.
         self._journal.hold(item.job, item.slot)
         item.decide()
 
     def _retry_unclear(self) -> None:
         """Publish again, with the same task id, what the broker may not have; at its deadline it is anyone's."""
-        if not self._unclear:
+        waiting = self._unsent.take()
+        if not waiting:
             return
-        waiting, self._unclear = self._unclear, []
         reachable = self._broker_answers()
         for item in waiting:
             if self.clock.monotonic() >= item.deadline:
-                self._too_late(item)
+                self._unsent.too_late(item)
             elif self.stopping() and not self._journal.applies:
-                self._abandon(item)
+                self._unsent.abandon(item)
             elif reachable and not self._broker.away:
                 self._publish_one(item)
             else:
-                self._unclear.append(item)
+                self._unsent.keep(item)
         self._ledger.tell(self.clock.monotonic())
 
     # --- slots given up -----------------------------------------------------------------------------------------------
@@ -381,20 +357,43 @@ class Dispatcher:
             self._sweeper.wait()
             return
         won = []
-        for claim in self._sweeper.take_over(others_live=self._roster.others_live):
+        for claim in self._sweeper.take_over(others_live=self._roster.others_live, agreed=self._roster.agreed):
             item = Won(claim.job, claim.slot, claim.attempt, claim.deadline)
             if self._goes_on(claim, item):
                 won.append(item)
         self._publish(won)
+        self._publish(self._claim_waiting())
+
+    def _claim_waiting(self) -> list[Won]:
+        """Slots that waited for the end of a run, now that it has ended."""
+        deadline = self.clock.monotonic() + self.settings.lease / 1000
+        ready = self._sweeper.ready()
+        won = []
+        results = self.backend.claim([self._claiming.request(job, slot) for job, slot in ready]) if ready else []
+        for (job, slot), result in zip(ready, results, strict=True):
+            self.fanout.emit(events.Claimed(job=job.name, slot=slot, answer=result.answer))
+            if result.answer is Answer.WON:
+                item = Won(job, slot, result.attempt, deadline)
+                if self._sweeper.in_time(job, slot):
+                    won.append(item)
+                else:
+                    self._unsent.give_up(item, RunState.MISFIRE, "max-late")
+        return won
 
     def _goes_on(self, claim: Taken, item: Won) -> bool:
         """Whether what was taken over is to be published; else it is given up here."""
-        job, slot = claim.job.name, claim.slot
-        self.fanout.emit(events.TookOver(job=job, slot=slot, attempt=claim.attempt, abandoned=claim.abandoned))
+        self.fanout.emit(
+            events.TookOver(
+                job=claim.job.name,
+                slot=claim.slot,
+                attempt=claim.attempt,
+                abandoned=claim.abandoned,
+                started=claim.started,
+            )
+        )
         if claim.end is None:
             return True
-        self._ledger.give_up(item.ending(self.owner, claim.end, claim.reason))
-        self.fanout.emit(events.SlotsGivenUp(job=job, state=claim.end, reason=claim.reason, total=1, newest=slot))
+        self._unsent.give_up(item, claim.end, claim.reason)
         return False
 
     def _job_named(self, name: str) -> Job | None:
@@ -456,7 +455,7 @@ class Dispatcher:
         if self._broker.away:
             waits.append(self._broker.remaining())
         else:
-            if self._unclear or self._journal.to_ask_again():
+            if self._unsent.waiting or self._journal.to_ask_again():
                 waits.append(UNCLEAR_WAIT)
             due = self.agenda.next_due()
             if due is not None:
@@ -473,9 +472,8 @@ class Dispatcher:
         self._closed = True
         if self._journal.applies:
             self._send_or_lose()
-        for item in self._unclear:
-            self._abandon(item)
-        self._unclear = []
+        for item in self._unsent.take():
+            self._unsent.abandon(item)
         if not self._store.away:
             try:
                 # Records that still ripen are due as well once any living beat would have sent their slots.
@@ -488,46 +486,19 @@ class Dispatcher:
 
     def _send_or_lose(self) -> None:
         """The stop where nobody takes over: what is still held is sent now, or lost, and that is said."""
-        waiting, self._unclear = self._unclear, []
+        waiting = self._unsent.take()
         try:
             if waiting and self._broker_answers(at_once=True):
-                while waiting and not self._unclear:
+                while waiting and not self._unsent.waiting:
                     # After one that failed the others would only be waited for.
                     self._publish_one(waiting.pop(0))
         except Exception as error:
             logger.warning("could not send everything before the stop: %s", error)
-        for item in [*self._unclear, *waiting]:
-            self._lose(item, RunState.NOT_SENT, "beat-stopped")
-        self._unclear = []
-        for want in self._journal.lost(all_of_them=True):
-            self.fanout.emit(events.ClaimUnresolved(job=want.watched.job.name, slot=want.slot))
+        for item in [*self._unsent.take(), *waiting]:
+            self._unsent.lose(item, RunState.NOT_SENT, "beat-stopped")
+        self._claiming.lose(all_of_them=True)
 
     # --- small things -------------------------------------------------------------------------------------------------
-
-    def _put_back(self, item: Won) -> None:
-        """It was surely not sent, for lack of a broker: another beat may have one. Where no other can, it is kept."""
-        if self._journal.applies:
-            self._journal.hold(item.job, item.slot)
-            self._unclear.append(item)
-        else:
-            self._abandon(item)
-
-    def _too_late(self, item: Won) -> None:
-        """Its deadline is over: the slot is anyone's, or nobody's."""
-        if self._journal.applies:
-            self._lose(item, RunState.MISFIRE, "max-late")
-        else:
-            self._abandon(item)
-
-    def _lose(self, item: Won, state: RunState, reason: str) -> None:
-        reason = "publish-unclear" if item.unclear else reason
-        self._journal.hold(item.job, item.slot)
-        self._ledger.give_up(item.ending(self.owner, state, reason))
-        self.fanout.emit(events.SlotsGivenUp(job=item.job.name, state=state, reason=reason, total=1, newest=item.slot))
-
-    def _abandon(self, item: Won) -> None:
-        self._ledger.abandon(item.hold(self.owner))
-        self._sweeper.leave_to_others(item.job.name, item.slot)
 
     def _plan_again(self, watched: Watched) -> None:
         """Put the job where it falls due next; a timetable that fails is one job's trouble."""

@@ -3,37 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab
 
+from celery_anarchon import wire
 from celery_anarchon.choice import jobs_setting, own_settings
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.job import Job
-from celery_anarchon.model import Traits
+from celery_anarchon.model import Millis, Overlap, Terms, Traits
 from celery_anarchon.options import (
     JOB_OPTIONS,
+    JobOptions,
     Kind,
     OptionSources,
     Settings,
     check_defaults,
-    check_pace,
     job_options,
     nearest,
     scheduler_settings,
 )
+from celery_anarchon.pace import check_pace
 from celery_anarchon.schedules import cron, kind_of, timetable_of
 from celery_anarchon.zonedata import packaged
 
 ENTRY_KEYS = frozenset({"task", "schedule", "args", "kwargs", "options", "relative"})
+HOUR: Millis = 3_600_000
+DAY: Millis = 24 * HOUR
+
 OPTIONS_KEY = "anarchon"
 """The one key inside an entry's ``options`` that stock beat accepts and ignores."""
 
-ANY_STORE = Traits(leases=True, horizon=None, server_time=True, durable=True, any_job_name=True, history_by_age=True)
+CANVAS = {"celery.chain": "chain", "celery.group": "group", "celery.chord": "chord"}
+"""Canvas entries: stock sends a chain as a task that no worker can run, and cannot send a group at all."""
+
+ANY_STORE = Traits(
+    leases=True,
+    horizon=None,
+    server_time=True,
+    durable=True,
+    any_job_name=True,
+    history_by_age=True,
+    follows_runs=True,
+)
 """For readers that look at no store: nothing is refused on a store's account."""
 
 
@@ -54,6 +71,9 @@ class JobFactory:
 
     def __post_init__(self) -> None:
         given = own_settings(self.app)
+        installed = getattr(self.app, "anarchon", None)
+        # A store that could follow runs does not help where no worker asks it.
+        self.traits = replace(self.traits, follows_runs=self.traits.follows_runs and installed is not None)
         self.settings = scheduler_settings(given, self.traits)
         if self.settings.packaged_tzdata:
             # Here, because no timetable is made before, by a beat or by a command.
@@ -61,7 +81,7 @@ class JobFactory:
         self._by_name = jobs_setting(given)
         self._option_settings = {name: value for name, value in given.items() if name in JOB_OPTIONS}
         check_defaults("setting 'anarchon_...':", self._option_settings, self.traits)
-        self._defaults = getattr(getattr(self.app, "anarchon", None), "option_defaults", {})
+        self._defaults = getattr(installed, "option_defaults", {})
         check_defaults("Anarchon(...):", self._defaults, self.traits)
 
     def check_names(self, names: Iterable[str]) -> None:
@@ -125,7 +145,36 @@ class JobFactory:
             raise ConfigurationError(f"job {name!r}: {type(error).__name__}: {error}") from error
         if options.timeout is not None and (entry.options or {}).get("time_limit") is not None:
             raise OptionError(f"job {name!r}: options 'timeout' and 'time_limit' mean the same; remove one of them")
-        return Job(name=name, timetable=timetable, options=options, task=entry.task, payload=entry)
+        if entry.task in CANVAS and options.needs_workers:
+            option = "overlap" if options.overlap is not Overlap.ALLOW else "max_attempts"
+            raise OptionError(
+                f"job {name!r}: option {option!r} is about one run, and {entry.task} is many messages; remove it, or "
+                "schedule a task that starts the canvas"
+            )
+        sent = entry.options or {}
+        eta = sent.get("eta")
+        return Job(
+            name=name,
+            timetable=timetable,
+            options=options,
+            task=entry.task,
+            payload=entry,
+            terms=self._terms(entry.task, options, sent.get("expires")),
+            countdown=_span(sent.get("countdown")) or 0,
+            eta=wire.instant(eta) if isinstance(eta, datetime) and eta.tzinfo else None,
+        )
+
+    def _terms(self, task: str, options: JobOptions, expires: Any) -> Terms | None:
+        """What runs are followed by, where they are: by workers that ask the store, and not those of a canvas."""
+        if task in CANVAS or not self.traits.follows_runs:
+            return None
+        default = DAY if options.overlap is Overlap.ALLOW else HOUR
+        return Terms(
+            lease=self.settings.lease,
+            queue_timeout=options.queue_timeout or _span(expires) or default,
+            max_attempts=options.max_attempts,
+            overlap=options.overlap,
+        )
 
     def _sources(self, name: str, kind: Kind, entry: ScheduleEntry, given: Mapping[str, Any]) -> OptionSources:
         settings, defaults = self._option_settings, dict(self._defaults)
@@ -138,6 +187,13 @@ class JobFactory:
             if deadline is not None:
                 settings = {**settings, "max_late": deadline}
         return OptionSources(entry=given, by_name=self._by_name.get(name, {}), defaults=defaults, settings=settings)
+
+
+def _span(value: Any) -> Millis | None:
+    """Seconds or a timedelta, as Celery takes them, in milliseconds; None: neither."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    return round(value * 1000) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def definitions_of(app: Celery) -> dict[str, Any]:

@@ -69,12 +69,24 @@ class Unclear:
 
 @dataclass(frozen=True, kw_only=True)
 class TookOver:
-    """A claim whose beat died or gave it up is now this beat's."""
+    """A claim whose beat died or gave it up, or a run whose worker did, is now this beat's."""
 
     job: str
     slot: Millis
     attempt: int
     abandoned: bool
+    started: bool = False
+    """A worker had it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded:
+    """A run that no worker will end: its worker is gone and no attempt is left, or nobody started it in time."""
+
+    job: str
+    slot: Millis
+    state: RunState
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +174,7 @@ Event: TypeAlias = (
     | NotSent
     | Unclear
     | TookOver
+    | RunEnded
     | LeaseOver
     | ClaimUnresolved
     | SlotsGivenUp

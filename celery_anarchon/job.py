@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_anarchon import wire
+from celery_anarchon.model import Millis, Terms
 from celery_anarchon.options import JobOptions
 from celery_anarchon.timetable import Timetable
 
@@ -23,6 +24,15 @@ class Job:
     options: JobOptions
     task: str = ""
     payload: Any = None
+    terms: Terms | None = None
+    """What each run is to be followed by; None: its runs end for the store when they are sent."""
+    countdown: Millis = 0
+    """How long after its dispatch a message becomes due for a worker."""
+    eta: Millis | None = None
+
+    def delay(self, now: Millis) -> Millis:
+        """How long from *now* until the message becomes due for a worker."""
+        return self.countdown if self.eta is None else max(0, self.eta - now)
 
     @property
     def fingerprint(self) -> str:

@@ -162,6 +162,19 @@ class Traits:
     """It also keeps what becomes of a run on its worker: a :class:`~celery_anarchon.backends.runs.RunBackend`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a job asks of each of its runs, kept with the run: a worker needs no schedule."""
+
+    lease: Millis
+    """How long a worker holds the run between two heartbeats."""
+    queue_timeout: Millis
+    """How long its message may wait for a worker, and a retry for its turn."""
+    max_attempts: int | None = None
+    """Bodies started at most; None: the task's own acknowledgement decides, as in stock Celery."""
+    overlap: Overlap = Overlap.ALLOW
+
+
 @dataclass(frozen=True)
 class Run:
     """One run as people read it: ``history()``, ``last_run()`` and the command line. Times are aware UTC datetimes."""

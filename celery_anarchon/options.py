@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import AnarchonError, ConfigurationError, OptionError
-from celery_anarchon.model import Coalesce, Millis, Traits
-from celery_anarchon.timetable import Timetable
+from celery_anarchon.model import Coalesce, Millis, OnUnknown, Overlap, Traits
 
 DEFAULT_HISTORY_SIZE = 100
-
-PACE_SLOTS = 100
-"""How many slots are looked at to tell how fast they follow each other."""
 
 CLAIM_ONLY_MAX_LATE: Millis = 60_000
 """``max_late`` on a store that only takes claims, unless the job says otherwise: how far a beat looks back when it
@@ -32,11 +28,11 @@ WORKER_SIDE = frozenset({"overlap", "max_attempts", "queue_timeout", "on_unknown
 LEASE_ONLY = frozenset({"catch_up", "coalesce"}) | WORKER_SIDE
 """Options that a claim-only store cannot honour."""
 
-LATER_SETTINGS = frozenset({"max_skew", "one_step", "gate_wait", "shadow", "http_port"})
+LATER_SETTINGS = frozenset({"max_skew", "one_step", "shadow", "http_port"})
 """Settings whose names are reserved for features that this release does not have."""
 
 OWN_SETTINGS = frozenset(
-    {"backend", "app_name", "jobs", "lease", "heartbeat", "batch", "early_tolerance", "packaged_tzdata"}
+    {"backend", "app_name", "jobs", "lease", "heartbeat", "batch", "early_tolerance", "packaged_tzdata", "gate_wait"}
 )
 
 
@@ -66,6 +62,25 @@ class JobOptions:
     catch_up: Millis | None = None
     """How far back missed slots are sent; 0: not at all; None: the latest missed one, however old."""
     coalesce: Coalesce = Coalesce.LATEST
+    overlap: Overlap = Overlap.ALLOW
+    max_attempts: int | None = None
+    """Bodies started at most; None: the task's own acknowledgement decides, as in stock Celery."""
+    queue_timeout: Millis | None = None
+    """None: the entry's ``expires``, else an hour where runs may not overlap, else a day."""
+    on_unknown: OnUnknown | None = None
+    """None: `skip` where runs may not overlap or attempts are counted, else `repeat`."""
+
+    @property
+    def needs_workers(self) -> bool:
+        """Whether this job relies on workers that ask the store."""
+        return self.overlap is not Overlap.ALLOW or self.max_attempts is not None
+
+    @property
+    def when_unknown(self) -> OnUnknown:
+        """What a worker does when the store cannot be asked."""
+        if self.on_unknown is not None:
+            return self.on_unknown
+        return OnUnknown.SKIP if self.needs_workers else OnUnknown.REPEAT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +91,8 @@ class Settings:
     heartbeat: Millis = 10_000
     batch: int = 100
     early_tolerance: Millis = 5_000
+    gate_wait: Millis = 30_000
+    """How long a worker holds a run that it cannot ask the store about."""
     packaged_tzdata: bool = False
     """Read zones from the ``tzdata`` package only, whatever the host has."""
 
@@ -124,6 +141,20 @@ def _coalesce(value: Any, what: str) -> Coalesce:
         raise ConfigurationError(f'{what} must be "latest" or "all", not {value!r}') from None
 
 
+def _overlap(value: Any, what: str) -> Overlap:
+    try:
+        return Overlap(value)
+    except ValueError:
+        raise ConfigurationError(f'{what} must be "allow", "skip" or "queue_one", not {value!r}') from None
+
+
+def _on_unknown(value: Any, what: str) -> OnUnknown:
+    try:
+        return OnUnknown(value)
+    except ValueError:
+        raise ConfigurationError(f'{what} must be "repeat" or "skip", not {value!r}') from None
+
+
 _READERS: dict[str, Callable[[Any, str], Any]] = {
     "jitter": _duration,
     "timeout": _positive,
@@ -134,9 +165,13 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "history_ttl": _positive,
     "catch_up": _duration,
     "coalesce": _coalesce,
+    "overlap": _overlap,
+    "max_attempts": _size,
+    "queue_timeout": _positive,
+    "on_unknown": _on_unknown,
 }
 
-JOB_OPTIONS = frozenset(_READERS) | WORKER_SIDE
+JOB_OPTIONS = frozenset(_READERS)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -178,15 +213,13 @@ def job_options(job: str, kind: Kind, sources: OptionSources, traits: Traits, se
                 continue
             what = f"{source}job {job!r}: option {name!r}"
             _refuse_unknown(name, what)
-            _refuse_worker_side(name, value, what)
-            reason = _cannot(name, kind, traits)
+            reason = None if is_stock(name, value) else _cannot(name, kind, traits)
             if reason:
                 raise OptionError(f"{what} {reason}; remove it")
-            if name in _READERS:
-                found[name] = _read(name, value, what)
+            found[name] = _read(name, value, what)
     for source, given in (("Anarchon(...)", sources.defaults), ("setting", sources.settings)):
         for name, value in given.items():
-            if name not in found and value is not None and name in _READERS and not _cannot(name, kind, traits):
+            if name not in found and value is not None and not _cannot(name, kind, traits):
                 label = f"anarchon_{name}" if source == "setting" else name
                 found[name] = _read(name, value, f"{source} {label!r}")
     if not traits.leases:
@@ -197,43 +230,8 @@ def job_options(job: str, kind: Kind, sources: OptionSources, traits: Traits, se
     return options
 
 
-def check_pace(job: str, options: JobOptions, timetable: Timetable, traits: Traits, now: Millis) -> None:
-    """Refuse a job whose slots follow each other faster than this store can tell them apart.
-
-    Looks at the slots that come after *now*; for an interval they are all alike.
-
-    :raises OptionError: the text names the job, the numbers and the fix.
-    """
-    if not traits.any_order and options.jitter:
-        gap = min((later - slot for slot, later in _pairs(timetable, now)), default=None)
-        if gap is not None and options.jitter >= gap:
-            raise OptionError(
-                f"job {job!r}: option 'jitter' ({options.jitter / 1000:g} s) must be shorter than the time between two "
-                f"slots ({gap / 1000:g} s): on this store a newer claim closes the older slots; lower it"
-            )
-    if traits.claims_kept is not None and traits.horizon is not None:
-        span = traits.horizon * 5 // 4
-        most = max((timetable.count(slot - 1, slot - 1 + span) for slot, _ in _pairs(timetable, now)), default=0)
-        if most > traits.claims_kept:
-            raise OptionError(
-                f"job {job!r}: it has {most} slots in {span / 1000:g} s, and this store remembers {traits.claims_kept} "
-                "claims of a job: the oldest could be won again; raise its max_size or lower its duration"
-            )
-
-
-def _pairs(timetable: Timetable, now: Millis) -> Iterator[tuple[Millis, Millis]]:
-    """Neighbouring slots after *now*, as many as tell what the job's pace is."""
-    slot = timetable.next(now)
-    for _ in range(PACE_SLOTS):
-        later = None if slot is None else timetable.next(slot)
-        if slot is None or later is None:
-            return
-        yield slot, later
-        slot = later
-
-
-def check_job_options(job: str, given: Mapping[str, Any]) -> None:
-    """Refuse unknown names, wrong values and options that this release lacks, where the job is written.
+def check_job_options(job: str, given: Mapping[str, Any], kind: Kind, traits: Traits) -> None:
+    """Refuse unknown names, wrong values and options that this kind of job cannot have, where the job is written.
 
     :raises OptionError: the text names job, option and fix.
     """
@@ -241,9 +239,10 @@ def check_job_options(job: str, given: Mapping[str, Any]) -> None:
         what = f"job {job!r}: option {name!r}"
         _refuse_unknown(name, what)
         if value is not None:
-            _refuse_worker_side(name, value, what)
-            if name in _READERS:
-                _read(name, value, what)
+            _read(name, value, what)
+            reason = None if is_stock(name, value) else _cannot(name, kind, traits)
+            if reason:
+                raise OptionError(f"{what} {reason}; remove it")
 
 
 def check_defaults(where: str, given: Mapping[str, Any], traits: Traits) -> None:
@@ -254,13 +253,11 @@ def check_defaults(where: str, given: Mapping[str, Any], traits: Traits) -> None
     for name, value in given.items():
         what = f"{where} {name!r}"
         _refuse_unknown(name, what)
-        if value is None:
+        if value is None or is_stock(name, value):
             continue
-        _refuse_worker_side(name, value, what)
         if all(_cannot(name, kind, traits) for kind in Kind):
             raise OptionError(f"{what} {_cannot(name, Kind.INTERVAL, traits)}; remove it")
-        if name in _READERS:
-            _read(name, value, what)
+        _read(name, value, what)
 
 
 def late_warning(job: str, options: JobOptions, settings: Settings) -> str | None:
@@ -274,10 +271,9 @@ def late_warning(job: str, options: JobOptions, settings: Settings) -> str | Non
     )
 
 
-def _refuse_worker_side(name: str, value: Any, what: str) -> None:
-    is_stock = name == "overlap" and value == "allow"
-    if name in WORKER_SIDE and not is_stock:
-        raise OptionError(f"{what} needs the worker side, which this release does not have yet; remove it")
+def is_stock(name: str, value: Any) -> bool:
+    """Whether this asks for no more than what stock Celery does, so that every store can honour it."""
+    return name == "overlap" and value == Overlap.ALLOW
 
 
 def _refuse_unknown(name: str, what: str) -> None:
@@ -290,8 +286,15 @@ def _cannot(name: str, kind: Kind, traits: Traits) -> str | None:
         return f"shifts the grid of an interval, and this job is {kind}"
     if name == "timezone" and kind is not Kind.CRON:
         return f"is the zone of a crontab, and this job is {kind}"
+    if name == "overlap" and kind is Kind.AT:
+        return "is about the next slot, and an at() job has one only"
     if name in LEASE_ONLY and not traits.leases:
         return "needs a store with leases, and this one only takes claims"
+    if name in WORKER_SIDE and not traits.follows_runs:
+        return (
+            "needs the worker side: put Anarchon(app, ...) into the module that beat and workers load, on "
+            "a store that follows runs"
+        )
     if name == "history_ttl" and not traits.history_by_age:
         return "needs a store that can drop history by age, and this one cannot"
     return None
@@ -339,7 +342,7 @@ def scheduler_settings(given: Mapping[str, Any], traits: Traits) -> Settings:
             raise ConfigurationError(f"{what} is not known{offered}")
         if name in LATER_SETTINGS and value not in (None, False, "auto"):
             raise ConfigurationError(f"{what} belongs to a feature that this release does not have yet; remove it")
-        if name in ("lease", "heartbeat") and value is not None and not traits.leases:
+        if name in ("lease", "heartbeat", "gate_wait") and value is not None and not traits.leases:
             raise OptionError(f"{what} needs a store with leases, and this one only takes claims; remove it")
     lease = _given(given, "lease", _positive, Settings.lease)
     if lease < 1_000:
@@ -355,6 +358,7 @@ def scheduler_settings(given: Mapping[str, Any], traits: Traits) -> Settings:
         heartbeat=heartbeat,
         batch=_given(given, "batch", _size, Settings.batch),
         early_tolerance=_given(given, "early_tolerance", _positive, Settings.early_tolerance),
+        gate_wait=_given(given, "gate_wait", _duration, lease),
         packaged_tzdata=bool(_given(given, "packaged_tzdata", _switch, Settings.packaged_tzdata)),
     )
 

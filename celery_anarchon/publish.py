@@ -15,7 +15,7 @@ from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
 from celery_anarchon import wire
-from celery_anarchon.entries import OPTIONS_KEY
+from celery_anarchon.entries import CANVAS, OPTIONS_KEY
 from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
 
 CONNECT_TIMEOUT = 4.0
@@ -23,9 +23,6 @@ CONNECT_TIMEOUT = 4.0
 
 ANSWER_TIMEOUT = 10.0
 """Seconds for one answer of a broker. Beat's default of 30 s per socket would hold up every other job."""
-
-CANVAS = {"celery.chain": "chain", "celery.group": "group", "celery.chord": "chord"}
-"""Canvas entries: stock sends a chain as a task that no worker can run, and cannot send a group at all."""
 
 REFUSALS_OF_A_BROKER = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN ", "MASTERDOWN ")
 """How Redis says that it surely did not write, for its own sake and not the message's."""
@@ -146,6 +143,11 @@ class CeleryPublisher:
             late=dispatch.late,
             beat=self.label,
         )
+        if dispatch.job.terms is not None:
+            header.update(wire.terms_header(dispatch.job.terms, dispatch.job.options.when_unknown))
+        if dispatch.attempt > 1 and not isinstance(options.get("expires"), (int, float)):
+            # It bounds the first start only: a later attempt would expire on arrival (protocol H9).
+            options.pop("expires", None)
         name = wire.UNTRACKED_HEADER if entry.task in CANVAS else wire.HEADER
         # A copy: stock writes into the entry's own dict, from where it would travel into every later message.
         options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True, name: header}

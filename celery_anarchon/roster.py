@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from celery_anarchon import events, slots
 from celery_anarchon.agenda import Watched
 from celery_anarchon.backends.base import Beat, ClaimBackend, Keep, LeaseBackend, Registration, Sighting
+from celery_anarchon.backends.runs import RunBackend
 from celery_anarchon.clock import Clock
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
@@ -57,6 +58,11 @@ class Roster:
         self._presence_at = clock.monotonic()
         self.others_live = True
         """Whether another beat was seen lately. Until the store was asked, the careful answer."""
+        self.had_workers = False
+        """Whether a worker that asks the store was ever seen. Until then runs end, for the store, when they are sent:
+        nobody would settle them."""
+        self.agreed = False
+        """Whether all living beats have the same schedule."""
 
     def schedule_is(self, jobs: Mapping[str, Job]) -> None:
         """Note the whole schedule, for its fingerprint: beats that disagree can be told apart."""
@@ -112,6 +118,9 @@ class Roster:
             self._fanout.emit(events.SkewSeen(skew=self._skew))
         living = self._backend.beats(within=3 * self._settings.heartbeat)
         self.others_live = any(beat.owner != self._owner for beat in living)
+        if isinstance(self._backend, RunBackend) and not self.had_workers:
+            self.had_workers = self._backend.ever_had_workers()
+        self.agreed = all(beat.schedule == self._schedule for beat in living)
         self._compare_zones(living)
         self._presence_at = self._clock.monotonic() + self._settings.heartbeat / 1000
 

@@ -1,16 +1,17 @@
-"""Claims whose beat died or had no broker: who goes on with them, and how.
+"""Claims whose beat died or had no broker, runs whose worker did, slots that waited: who goes on with them, and how.
 
-Belongs here: when to look for lapsed claims, which of them to take over, and what becomes of each. Publishing what was
+Belongs here: when to look for what lapsed, which of it to take over, and what becomes of the rest. Publishing what was
 taken over is the dispatcher's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from celery_anarchon import slots
+from celery_anarchon import events, slots
 from celery_anarchon.backends.base import ClaimBackend, LapsedClaim, LeaseBackend, Takeover
+from celery_anarchon.backends.runs import LapsedEnd, RunBackend
 from celery_anarchon.clock import Clock
 from celery_anarchon.job import Job
 from celery_anarchon.model import Coalesce, Millis, RunState
@@ -26,6 +27,8 @@ class Taken:
     slot: Millis
     attempt: int
     abandoned: bool
+    started: bool
+    """A worker had it."""
     deadline: float
     """Monotonic: when the lease may be over again."""
     end: RunState | None = None
@@ -39,15 +42,42 @@ def verdict_on(lapsed: LapsedClaim, job: Job, now: Millis) -> tuple[RunState | N
     once that is more than a slow moment, an open missed slot like its neighbours: under ``coalesce="latest"`` it gives
     way to a newer slot that has come.
     """
-    if job.options.max_late is not None and lapsed.attempt == 1:
-        due = slots.due_time(job.name, job.timetable, job.options, lapsed.slot)
-        if now - due > job.options.max_late:
-            return RunState.MISFIRE, "max-late"
+    if lapsed.state is RunState.RUNNING:
+        return None, ""
+    if lapsed.attempt == 1 and too_late(job, lapsed.slot, now):
+        return RunState.MISFIRE, "max-late"
     if lapsed.abandoned and now - lapsed.slot > STALL and job.options.coalesce is Coalesce.LATEST:
         newest = slots.last_due(job.name, job.timetable, job.options, now)
         if newest is not None and newest > lapsed.slot:
             return RunState.SUPERSEDED, "newer-slot"
     return None, ""
+
+
+def too_late(job: Job, slot: Millis, now: Millis) -> bool:
+    """Whether a first publish of this slot would break the job's ``max_late``."""
+    if job.options.max_late is None:
+        return False
+    return now - slots.due_time(job.name, job.timetable, job.options, slot) > job.options.max_late
+
+
+def end_of(lapsed: LapsedClaim, *, known: bool, agreed: bool, had_workers: bool) -> tuple[RunState, str] | None:
+    """How a lapsed run ends that nobody goes on with, and why; None: it is to be taken over, or left to other beats.
+
+    :param known: this beat has the job in its schedule.
+    :param agreed: all living beats have this beat's schedule.
+    :param had_workers: a worker that asks the store was ever seen.
+    """
+    if lapsed.state is RunState.RETRYING or (lapsed.state is RunState.QUEUED and had_workers):
+        return RunState.LOST_IN_QUEUE, "queue-timeout"
+    if lapsed.state is RunState.QUEUED:
+        return RunState.DISPATCHED, "no-gate-seen"
+    if lapsed.state is RunState.RUNNING and lapsed.max_attempts is None:
+        return RunState.LOST, lapsed.reason or "worker-lost"
+    if lapsed.state is RunState.RUNNING and lapsed.attempt >= (lapsed.max_attempts or 0):
+        return RunState.LOST, lapsed.reason or "attempts-used-up"
+    if not known and agreed:
+        return RunState.LOST, "job-removed"
+    return None
 
 
 class Sweeper:
@@ -59,11 +89,14 @@ class Sweeper:
         settings: Settings,
         clock: Clock,
         job_named: Callable[[str], Job | None],
+        fanout: events.Fanout,
         *,
         owner: str,
         label: str,
     ) -> None:
         self._backend = backend if isinstance(backend, LeaseBackend) else None
+        self._runs = backend if isinstance(backend, RunBackend) else None
+        self._fanout = fanout
         self._settings = settings
         self._clock = clock
         self._job_named = job_named
@@ -97,14 +130,26 @@ class Sweeper:
         """What this beat lacked is back: it may go on with what it abandoned."""
         self._left.clear()
 
-    def take_over(self, *, others_live: bool) -> list[Taken]:
-        """Take over lapsed claims, longest lapsed first, one batch at most. Another sweeper may be faster with any.
+    def ready(self) -> list[tuple[Job, Millis]]:
+        """Slots of known jobs that waited for another run and may be claimed now."""
+        if self._runs is None:
+            return []
+        found = ((self._job_named(slot.job), slot.slot) for slot in self._runs.waiting(self._settings.batch))
+        return [(job, slot) for job, slot in found if job is not None]
+
+    def in_time(self, job: Job, slot: Millis) -> bool:
+        return not too_late(job, slot, self._clock.wall())
+
+    def take_over(self, *, others_live: bool, agreed: bool = False) -> list[Taken]:
+        """Take over what lapsed, longest lapsed first, one batch at most, and end what nobody can go on with. Another
+        sweeper may be faster with any.
 
         A job that this beat does not know is left alone: in a rolling deploy another beat does.
         """
         if self._backend is None:
             return []
-        lapsed = self._backend.lapsed(self._size)
+        found = self._backend.lapsed(self._size)
+        lapsed = found if self._runs is None else self._end(self._runs, found, agreed)
         now = self._clock.monotonic()
         self._left = {key: until for key, until in self._left.items() if until > now and others_live}
         known = [
@@ -112,7 +157,7 @@ class Sweeper:
             for claim in lapsed
             if (claim.job, claim.slot) not in self._left and (job := self._job_named(claim.job)) is not None
         ][: self._settings.batch]
-        full = len(lapsed) == self._size
+        full = len(found) == self._size
         if known:
             self._size = self._settings.batch
         elif full:
@@ -134,6 +179,34 @@ class Sweeper:
             self.wait()
         return taken
 
+    def _end(self, runs: RunBackend, lapsed: Sequence[LapsedClaim], agreed: bool) -> list[LapsedClaim]:
+        """End what is to end; the rest."""
+        had_workers = any(claim.state is RunState.QUEUED for claim in lapsed) and runs.ever_had_workers()
+        endings, rest = [], []
+        for claim in lapsed:
+            known = self._job_named(claim.job) is not None
+            end = end_of(claim, known=known, agreed=agreed, had_workers=had_workers)
+            if end is None:
+                rest.append(claim)
+            else:
+                state, reason = end
+                endings.append(
+                    LapsedEnd(
+                        job=claim.job,
+                        slot=claim.slot,
+                        attempt=claim.attempt,
+                        was=claim.state,
+                        state=state,
+                        reason=reason,
+                    )
+                )
+        for ending, ended in zip(endings, runs.end_lapsed(endings) if endings else [], strict=True):
+            if ended:
+                self._fanout.emit(
+                    events.RunEnded(job=ending.job, slot=ending.slot, state=ending.state, reason=ending.reason)
+                )
+        return rest
+
     def _wish(self, claim: LapsedClaim) -> Takeover:
         return Takeover(
             job=claim.job,
@@ -152,6 +225,7 @@ class Sweeper:
             slot=claim.slot,
             attempt=attempt,
             abandoned=claim.abandoned,
+            started=claim.state is RunState.RUNNING,
             deadline=deadline,
             end=end,
             reason=reason,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from celery_anarchon.agenda import Watched
-from celery_anarchon.backends.base import ClaimRequest, GivenUp, Hold
+from celery_anarchon.backends.base import GivenUp, Hold
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis, RunState
 
@@ -23,9 +23,6 @@ class Want:
     cursor: Millis
     """Where the job's cursor stands once this slot is decided."""
     decided: bool = False
-
-    def request(self, owner: str, beat: str, lease: Millis) -> ClaimRequest:
-        return ClaimRequest(job=self.watched.job.name, slot=self.slot, owner=owner, beat=beat, lease=lease)
 
 
 @dataclass(eq=False)

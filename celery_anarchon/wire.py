@@ -12,7 +12,7 @@ import uuid
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from celery_anarchon.model import Millis, Run
+from celery_anarchon.model import Millis, OnUnknown, Run, Terms
 
 LAYOUT_VERSION = 1
 """The layout of records in the stores. Additive within a major; a process refuses only a layout newer than this."""
@@ -83,7 +83,10 @@ def store_name(text: str, limit: int) -> str:
 
 
 def header(*, namespace: str, job: str, slot: Millis, attempt: int, late: Millis, beat: str) -> dict[str, Any]:
-    """The ``anarchon`` header of a message. ``late`` is in seconds. Readers ignore keys they do not know."""
+    """The ``anarchon`` header of a message. ``late`` is in seconds. Readers ignore keys they do not know.
+
+    One of a run that is followed on its worker has the keys of :func:`terms_header` as well.
+    """
     return {
         "v": 1,
         "ns": namespace,
@@ -92,6 +95,17 @@ def header(*, namespace: str, job: str, slot: Millis, attempt: int, late: Millis
         "attempt": attempt,
         "late": round(late / 1000, 3),
         "beat": beat,
+    }
+
+
+def terms_header(terms: Terms, on_unknown: OnUnknown) -> dict[str, Any]:
+    """What a worker must know of a run that it is to follow, should the store have forgotten it. Spans in seconds."""
+    return {
+        "on_unknown": str(on_unknown),
+        "max_attempts": terms.max_attempts,
+        "overlap": str(terms.overlap),
+        "lease": terms.lease / 1000,
+        "queue_timeout": terms.queue_timeout / 1000,
     }
 
 

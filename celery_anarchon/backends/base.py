@@ -23,7 +23,7 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from celery_anarchon.model import Answer, Millis, Overlap, Run, RunState, Traits
+from celery_anarchon.model import Answer, Millis, Run, RunState, Terms, Traits
 
 __all__ = [
     "BEATS_KEPT",
@@ -75,19 +75,6 @@ class ClaimRequest:
     """How long the claim is held unless confirmed; a claim-only store ignores it."""
     terms: Terms | None = None
     """What the store must keep for the run's worker; None: the run is not followed. Only for stores that can."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What a job asks of each of its runs, kept with the run: a worker needs no schedule."""
-
-    lease: Millis
-    """How long a worker holds the run between two heartbeats."""
-    queue_timeout: Millis
-    """How long its message may wait for a worker, and a retry for its turn."""
-    max_attempts: int | None = None
-    """Bodies started at most; None: the task's own acknowledgement decides, as in stock Celery."""
-    overlap: Overlap = Overlap.ALLOW
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,8 @@ class MemoryBackend(MemoryRuns):
 
     def _give_up(self, space: Space, now: Millis, ending: GivenUp) -> bool:
         record = space.find(ending.job, ending.slot)
+        if ending.state is RunState.MISFIRE and ending.attempt > 1:
+            return False
         if record is not None and record.held_by(ending):
             space.put(ending.job, ending.slot, record, ending.state)
             record.ended_at, record.reason = now, ending.reason
@@ -255,7 +257,7 @@ class MemoryBackend(MemoryRuns):
                     job=job,
                     slot=slot,
                     attempt=record.attempt,
-                    abandoned=record.owner is None,
+                    abandoned=record.state is RunState.CLAIMED and record.owner is None,
                     state=record.state,
                     max_attempts=None if record.terms is None else record.terms.max_attempts,
                     reason=record.reason,

@@ -12,6 +12,7 @@ from celery_anarchon.backends.memorystore import MemoryStore, Record, Space
 from celery_anarchon.backends.runs import (
     ENDS_OF_A_BODY,
     ENDS_OF_A_WAIT,
+    JOB_REMOVED,
     RELEASED,
     GiveBack,
     LapsedEnd,
@@ -46,11 +47,12 @@ class MemoryRuns(RunBackend):
         if record is None and space.below_floor(start.job, start.slot):
             return StartResult(GateAnswer.TRIMMED)
         answer = GateAnswer.UNKNOWN if record is None else self._judge(record, now, start)
-        forgotten = record is None or (record.state is RunState.DISPATCHED and record.reason is not None)
-        if forgotten and start.terms.overlap is not Overlap.ALLOW and space.has_living(start.job, start.slot):
-            answer = GateAnswer.OVERLAPS
         if answer in (GateAnswer.START, GateAnswer.UNKNOWN):
-            return StartResult(answer, self._run_it(space, now, record, start))
+            unguarded = record is None or (record.state is RunState.DISPATCHED and record.reason is not None)
+            alone = start.terms.overlap is Overlap.ALLOW or not space.has_living(start.job, start.slot)
+            if alone or not unguarded:
+                return StartResult(answer, self._run_it(space, now, record, start))
+            answer = GateAnswer.OVERLAPS
         if record is None:
             return StartResult(answer)
         record.refused += 1
@@ -145,18 +147,17 @@ class MemoryRuns(RunBackend):
         record = space.find(back.job, back.slot)
         if record is None or record.terms is None:
             return False
-        if not record.run_by(back):
-            given = (RunState.QUEUED, RunState.RETRYING, RunState.CLAIMED)
-            return record.state in given and (record.token, record.attempt) == (back.token, back.attempt)
-        until = now + record.terms.queue_timeout
+        state, retries, until = RunState.QUEUED, 0, now + record.terms.queue_timeout
         if back.attempt > back.message_attempt:
-            record.owner = None
-            space.put(back.job, back.slot, record, RunState.CLAIMED, now)
+            state, until = RunState.CLAIMED, now
         elif back.retries:
-            record.retries -= 1
-            space.put(back.job, back.slot, record, RunState.RETRYING, until)
-        else:
-            space.put(back.job, back.slot, record, RunState.QUEUED, until)
+            state, retries = RunState.RETRYING, back.retries - 1
+        if not record.run_by(back):
+            return record.state is state and record.run_ended_by(replace(back, retries=retries))
+        record.retries = retries
+        if state is RunState.CLAIMED:
+            record.owner = None
+        space.put(back.job, back.slot, record, state, until)
         return True
 
     def release(self, holds: Sequence[RunHold]) -> list[bool]:
@@ -204,7 +205,9 @@ class MemoryRuns(RunBackend):
             return True
         if record.state is not ending.was or record.lease_until is None or record.sweep_at() > now:
             return False
-        if ending.reason == "job-removed":
+        if ending.state is RunState.DISPATCHED and record.state is not RunState.QUEUED:
+            return False
+        if ending.state is RunState.LOST and ending.reason == JOB_REMOVED:
             patience = DAY if record.terms is None else record.terms.queue_timeout
             if record.lease_until + patience > now:
                 return False

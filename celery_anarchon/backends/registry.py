@@ -26,6 +26,7 @@ _OURS = {
         ("redis", "rediss", "redis+socket", "redis+cluster", "sentinel"),
         "celery_anarchon.backends.redis:RedisBackend",
     ),
+    **dict.fromkeys(("postgresql", "postgres"), "celery_anarchon.backends.postgres:PostgresBackend"),
     **dict.fromkeys(("valkey", "valkeys"), "celery_anarchon.backends.redis:ValkeyBackend"),
     **dict.fromkeys(("amqp", "amqps"), "celery_anarchon.backends.rabbitmq:RabbitMQBackend"),
     **dict.fromkeys(("nats", "tls"), "celery_anarchon.backends.nats:NatsBackend"),

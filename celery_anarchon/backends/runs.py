@@ -13,12 +13,14 @@ Clauses have the letter W. All of :mod:`.base` holds as well, with these additio
   retrying or waiting, lapsed or not, an open slot is recorded SKIPPED with ``blocked_by`` that run, and the answer is
   SKIPPED. If the other is only claimed the answer is WAIT and nothing is recorded. Of one batch, too.
 * W3 *queue_one*: in the same place the slot is recorded WAITING, and the answer is WAITING. At most one slot of a job
-  waits, the newest: an older one becomes SUPERSEDED (``newer-slot``). A claim of a waiting slot is WON by whoever asks
-  once no other run of the job is unsettled; a newer slot that is WON then supersedes the one that waits.
+  waits, the newest: an older one becomes SUPERSEDED (``newer-slot``); first asked for then, it is recorded so at once,
+  and the answer is SKIPPED. A claim of a waiting slot is WON by whoever asks once no other run of the job is unsettled;
+  a newer slot that is WON then supersedes the one that waits.
 * W4 ``lapsed`` also lists runs: RUNNING ones whose lease is over (where ``max_attempts`` is unset and the task
   acknowledges late: whose lease has been over for ``queue_timeout``), QUEUED and RETRYING ones past their queue limit.
 * W5 ``takeover`` of a lapsed RUNNING run with attempts left makes it CLAIMED again, with attempt + 1 and no retries; of
-  one without (used up, or ``max_attempts`` unset) it does nothing.
+  one without (used up, or ``max_attempts`` unset) it does nothing. What then holds attempt 2 or later has had a body:
+  ``give_up`` as MISFIRE is refused.
 * W16 A late ``confirm`` never changes a run that a worker has started.
 """
 
@@ -34,6 +36,7 @@ from celery_anarchon.model import GateAnswer, Millis, Run, RunState
 __all__ = [
     "ENDS_OF_A_BODY",
     "ENDS_OF_A_WAIT",
+    "JOB_REMOVED",
     "RELEASED",
     "WORKERS_KEPT",
     "GiveBack",
@@ -54,6 +57,9 @@ ENDS_OF_A_BODY = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_
 
 ENDS_OF_A_WAIT = frozenset({RunState.LOST, RunState.LOST_IN_QUEUE, RunState.DISPATCHED})
 """The states that :meth:`RunBackend.end_lapsed` takes."""
+
+JOB_REMOVED = "job-removed"
+"""Why :meth:`RunBackend.end_lapsed` may end a run that somebody could go on with: nobody has its job any more."""
 
 RELEASED = "worker-stopped"
 """Why a run is up for takeover before its lease was over: its worker stopped on purpose."""
@@ -182,11 +188,11 @@ class RunBackend(LeaseBackend):
 
         * W6 RUNNING, by this token and these retries: START, the recorded attempt; the lease is renewed.
         * W7 Settled: SETTLED. At or below the floor: TRIMMED.
-        * W8 No record: OVERLAPS if it may not overlap and another run of the job is unsettled; else UNKNOWN: recorded
-          as RUNNING from the message.
+        * W8 No record: OVERLAPS if it may not overlap and another run of the job is unsettled (one that waits
+          does not count); else UNKNOWN: recorded as RUNNING from the message.
         * W9 The message's attempt is below the recorded one: STALE.
         * W10 CLAIMED (lapsed or not), QUEUED or DISPATCHED: START. One that was settled DISPATCHED by its queue limit
-          and may not overlap is judged as if it had no record.
+          guards nothing any more: OVERLAPS where one without a record would be.
         * W11 RUNNING or RETRYING, and the message has more retries than recorded: START, same attempt.
         * W12 RETRYING, or RUNNING with a lease that is not over: DUPLICATE.
         * W13 RUNNING, lapsed: with attempts left (or ``max_attempts`` unset) START with attempt + 1; else it is settled
@@ -212,7 +218,7 @@ class RunBackend(LeaseBackend):
     def give_back(self, backs: Sequence[GiveBack]) -> list[bool]:
         """W18: undo a granted start without counting it. Granted what the message says and no retries: QUEUED again;
         with retries: RETRYING, one less recorded. Granted more than the message says: CLAIMED, lapsed, attempt kept: a
-        beat publishes it. True also when asked again while nothing has moved on."""
+        beat publishes it. True also when asked again while nothing has moved on; False: moved on."""
 
     @abc.abstractmethod
     def release(self, holds: Sequence[RunHold]) -> list[bool]:
@@ -222,12 +228,16 @@ class RunBackend(LeaseBackend):
     @abc.abstractmethod
     def unstarted(self, messages: Sequence[Unstarted]) -> list[bool]:
         """W20: LOST_IN_QUEUE, if the record is CLAIMED, QUEUED or DISPATCHED with that attempt, or RETRYING with fewer
-        retries than the message. False: refused, nothing changed (a copy of a living run must not end it)."""
+        retries than the message, and that attempt. True also when asked again. False: refused, nothing changed (a copy
+        of a living run must not end it)."""
 
     @abc.abstractmethod
     def end_lapsed(self, endings: Sequence[LapsedEnd]) -> list[bool]:
         """W21: settle what :meth:`lapsed` listed, if it still is in the state `was`, at that attempt, and over its
-        limit. A RUNNING one with attempts left is refused unless `state` is LOST and `reason` is ``job-removed``."""
+        limit. True also when asked again. A CLAIMED one, and a RUNNING one with attempts left, end only as LOST with
+        the reason ``job-removed``. That reason is refused until the limit has been over for another ``queue_timeout``
+        (a day where there are no terms). Only what is QUEUED ends as DISPATCHED: a copy of its message may start it,
+        so it must have had no body."""
 
     @abc.abstractmethod
     def waiting(self, limit: int) -> list[Waiting]:

@@ -29,16 +29,14 @@ class OwnConnections:
         self._closed = False
 
     @contextmanager
-    def use(self) -> Iterator[Connection]:
+    def use(self, alive: Callable[[Connection], bool] = lambda _: True) -> Iterator[Connection]:
+        """One for a call. *alive*: whether an idle one is worth a try."""
         if self._pid != os.getpid():
             # Closing what the parent still uses would disturb it, and so would the garbage collector: keep it, unused.
             self._inherited.extend(self._idle)
             self._idle.clear()
             self._pid = os.getpid()
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._connect()
+        connection = self._take(alive)
         try:
             yield connection
         except BaseException:
@@ -48,6 +46,16 @@ class OwnConnections:
         self._idle.append(connection)
         if self._closed:
             self.drop_idle()
+
+    def _take(self, alive: Callable[[Connection], bool]) -> Connection:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._connect()
+            if alive(connection):
+                return connection
+            _close(connection)
 
     def drop_idle(self) -> None:
         while True:

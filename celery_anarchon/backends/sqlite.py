@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Table, cast, create_engine, func
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
@@ -62,7 +62,15 @@ class SqliteBackend(SqlBackend):
     """
 
     name = "sqlite"
-    traits = Traits(leases=True, horizon=None, server_time=True, durable=True, any_job_name=True, history_by_age=True)
+    traits = Traits(
+        leases=True,
+        horizon=None,
+        server_time=True,
+        durable=True,
+        any_job_name=True,
+        history_by_age=True,
+        follows_runs=True,
+    )
 
     def __init__(
         self,
@@ -152,7 +160,10 @@ class SqliteBackend(SqlBackend):
         return cast(func.round((func.julianday("now") - 2440587.5) * 86_400_000), BigInteger)
 
     def _insert(self, table: Table) -> Any:
-        return insert(table)
+        return sqlite_dialect.insert(table)
+
+    def _compiler(self) -> Any:
+        return sqlite_dialect.dialect()
 
     def _error(self, error: SQLAlchemyError) -> BackendUnavailable:
         words = _words(error)

@@ -15,6 +15,7 @@ COMMANDS = {
     "next": "celery_anarchon.cli.schedule:next_slots",
     "status": "celery_anarchon.cli.runs:status",
     "history": "celery_anarchon.cli.runs:history",
+    "create-tables": "celery_anarchon.cli.tables:create_tables",
     "demo": "celery_anarchon.cli.demo:demo",
 }
 

@@ -4,8 +4,8 @@
         traits = MyBackend.traits
         ...
 
-    class TestMyBackend(LeaseSuite):            # ClaimSuite for a backend without leases
-        harness_class = MyHarness
+    class TestMyBackend(LeaseSuite):            # ClaimSuite for a backend without leases,
+        harness_class = MyHarness               # RunSuite for one that follows runs
 
 That is all. Needs ``pip install "celery-anarchon[testing]"``. Nothing outside of this package imports it.
 """
@@ -15,13 +15,14 @@ from __future__ import annotations
 import pytest
 
 # Before the modules are imported: their asserts then say both sides.
-for _module in ("harness", "claims", "leases"):
+for _module in ("harness", "runforms", "claims", "leases", "gates", "holders", "overlaps", "runs"):
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
 from celery_anarchon.testing.claims import CONFORMANCE_VERSION, ClaimSuite  # noqa: E402
 from celery_anarchon.testing.clock import ManualClock  # noqa: E402
 from celery_anarchon.testing.harness import BackendHarness, clauses_of, report_lines  # noqa: E402
 from celery_anarchon.testing.leases import LeaseSuite  # noqa: E402
+from celery_anarchon.testing.runs import RunSuite  # noqa: E402
 
 __all__ = [
     "CONFORMANCE_VERSION",
@@ -29,6 +30,7 @@ __all__ = [
     "ClaimSuite",
     "LeaseSuite",
     "ManualClock",
+    "RunSuite",
     "clauses_of",
     "report_lines",
 ]

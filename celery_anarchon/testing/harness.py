@@ -37,6 +37,7 @@ from celery_anarchon.backends.base import (
     Takeover,
     Traits,
 )
+from celery_anarchon.backends.runs import RunBackend
 from celery_anarchon.model import Answer, Millis, RunState
 
 LONG: Millis = 600_000
@@ -44,7 +45,7 @@ LONG: Millis = 600_000
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., None])
-_CLAUSE = re.compile(r"test_([CLX]\d+)_")
+_CLAUSE = re.compile(r"test_([CLXW]\d+)_")
 
 
 class BackendHarness(abc.ABC):
@@ -93,6 +94,11 @@ class BackendHarness(abc.ABC):
         assert isinstance(client, LeaseBackend), f"{client.name}: traits.leases, but it is no LeaseBackend"
         return client
 
+    def connect_run(self) -> RunBackend:
+        client = self.connect()
+        assert isinstance(client, RunBackend), f"{client.name}: traits.follows_runs, but it is no RunBackend"
+        return client
+
     @abc.abstractmethod
     def raw_read(self, job: str, slot: Millis) -> Mapping[str, Any] | None:
         """The stored record, read past the backend: its fields by any names, as long as equal records are equal."""
@@ -103,7 +109,8 @@ class BackendHarness(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has traits.horizon, but no connect_short()")
 
     def raw_forge_lease(self, job: str, slot: Millis, lease_until: Millis) -> None:
-        """Write the end of a lease past the backend. A store that cannot, overrides :meth:`lapse` and waits."""
+        """Write the end of a lease, or of a run's wait in its queue, past the backend. A store that cannot, overrides
+        :meth:`lapse` and waits."""
         raise NotImplementedError(f"{type(self).__name__} has leases, but no raw_forge_lease()")
 
     @abc.abstractmethod
@@ -111,7 +118,7 @@ class BackendHarness(abc.ABC):
         """Make the namespace one that a release with this layout version wrote."""
 
     def lapse(self, job: str, slot: Millis, ago: Millis = 1) -> None:
-        """The lease of this claim has been over for *ago*, by the store's clock."""
+        """The lease of this claim or run, or its queue limit, has been over for *ago*, by the store's clock."""
         self.raw_forge_lease(job, slot, self.connect().now() - ago)
 
     def pass_time(self, span: Millis) -> None:
@@ -142,12 +149,13 @@ def needs(*conditions: str) -> Callable[[_F], _F]:
 
 
 class Suite:
-    """What both suites share: which clauses a backend is asked, and that none is silently left out."""
+    """What all suites share: which clauses a backend is asked, and that none is silently left out."""
 
     harness_class: ClassVar[type[BackendHarness]]
     not_collected: ClassVar[dict[str, str]] = {}
     """Clauses that this backend is not asked -> the trait that says why."""
     wants_leases: ClassVar[bool] = False
+    wants_runs: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -170,8 +178,10 @@ class Suite:
 
     def test_the_suite_is_the_one_for_the_traits(self) -> None:
         """A backend with leases that is only asked the claim clauses looks tested and is not."""
-        assert self.wants_leases == self.harness_class.traits.leases, (
-            f"{type(self).__name__}: inherit LeaseSuite exactly if traits.leases"
+        traits = self.harness_class.traits
+        assert self.wants_leases == traits.leases, f"{type(self).__name__}: inherit LeaseSuite exactly if traits.leases"
+        assert self.wants_runs == traits.follows_runs, (
+            f"{type(self).__name__}: inherit RunSuite exactly if traits.follows_runs"
         )
 
     def test_no_clause_is_left_out(self) -> None:

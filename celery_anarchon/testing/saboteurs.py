@@ -37,6 +37,7 @@ from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.model import Answer, Millis, Run, RunState
 from celery_anarchon.testing.claimonly import ClaimOnlyMemory
+from celery_anarchon.testing.runsaboteurs import RUN_SABOTEURS
 
 
 class ReadsThenClaims(MemoryBackend):
@@ -401,6 +402,17 @@ class FirstOwnerStays(MemoryBackend):
         return super()._confirm(space, now, confirmation)
 
 
+class AbandonsWhatOthersHold(MemoryBackend):
+    """L6: abandon frees the lease, whoever has it."""
+
+    def _abandon(self, space: Any, now: Millis, hold: Hold) -> bool:
+        record = space.find(hold.job, hold.slot)
+        if record is not None and record.state in (RunState.CLAIMED, RunState.RUNNING):
+            record.lease_until = now
+            return True
+        return super()._abandon(space, now, hold)
+
+
 class RefusesEverybody(MemoryBackend):
     """L7: after a takeover nobody may write."""
 
@@ -527,7 +539,7 @@ SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend] | type[Clai
     "L3": (TakesFromTheList,),
     "L4": (CountsTakeovers,),
     "L5": (AbandonsToTheLease, AbandonsByForgetting),
-    "L6": (FirstOwnerStays,),
+    "L6": (FirstOwnerStays, AbandonsWhatOthersHold),
     "L7": (RefusesEverybody,),
     "L8": (TakesOnce,),
     "L9": (OneBeatForEachLabel, NeverLeaves),
@@ -535,5 +547,6 @@ SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend] | type[Clai
     "X2": (AsksThroughAThread,),
     "X3": (WaitsForItself,),
     "X4": (AnybodysNamespace,),
+    **RUN_SABOTEURS,
 }
 """Clause -> the backends that break it."""

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from conformance.harnesses import ClaimOnlyHarness, MemoryHarness, OwnerlessHarness
 
-from celery_anarchon.testing import ClaimSuite, LeaseSuite
+from celery_anarchon.testing import ClaimSuite, RunSuite
 
 
-class TestMemory(LeaseSuite):
+class TestMemory(RunSuite):
     harness_class = MemoryHarness
     race_slots: ClassVar[int] = 1_000
 

@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 import pytest
 from conformance.redis_harness import ClusterHarness, RedisHarness, ValkeyHarness
 from conformance.test_machine import machine_for
+from conformance.test_run_machine import run_machine_for
 from support.redis_servers import cluster, private_server, wanted
 
-from celery_anarchon.testing import LeaseSuite
+from celery_anarchon.testing import RunSuite
 
 
 class Redis7(RedisHarness):
@@ -45,7 +46,7 @@ class RedisMachine(RedisHarness):
     pass
 
 
-class OnServer(LeaseSuite):
+class OnServer(RunSuite):
     flavour: ClassVar[str]
 
 
@@ -97,5 +98,7 @@ class TestCluster(Smaller, OnServer):
 
 TestRedisMachine = machine_for(RedisMachine, 15, 30)
 TestRedisMachineLong = pytest.mark.long(machine_for(RedisMachine, 400, 60))
-for _case in (TestRedisMachine, TestRedisMachineLong):
+TestRedisRunMachine = run_machine_for(RedisMachine, 15, 30)
+TestRedisRunMachineLong = pytest.mark.long(run_machine_for(RedisMachine, 400, 60))
+for _case in (TestRedisMachine, TestRedisMachineLong, TestRedisRunMachine, TestRedisRunMachineLong):
     _case.harness_class, _case.flavour = RedisMachine, "redis7"

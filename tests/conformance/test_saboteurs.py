@@ -8,22 +8,25 @@ from typing import Any
 
 import pytest
 from conformance.harnesses import ClaimOnlyHarness, MemoryHarness, SqliteHarness
+from model.run_protocol import MUTANTS as MODEL_MUTANTS
 
-from celery_anarchon.backends import base
+from celery_anarchon.backends import base, runs
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
-from celery_anarchon.testing import LeaseSuite, clauses_of
+from celery_anarchon.testing import RunSuite, clauses_of
 from celery_anarchon.testing.claimonly import ClaimOnlyMemory
+from celery_anarchon.testing.runsaboteurs import MUTANTS, NOT_OF_A_STORE
 from celery_anarchon.testing.saboteurs import SABOTEURS
 
-CLAUSES = clauses_of(LeaseSuite)
+CLAUSES = clauses_of(RunSuite)
 
 
-class QuickSuite(LeaseSuite):
+class QuickSuite(RunSuite):
     """Races small enough to be run for each saboteur; never collected, so it needs no harness."""
 
     race_slots = 30
     race_processes = (4, 2)
+    rounds = 6
     patience = 2
 
 
@@ -80,9 +83,17 @@ def test_every_clause_has_a_saboteur() -> None:
 
 
 def test_every_clause_of_the_contract_is_tested() -> None:
-    text = Path(base.__file__).read_text()
-    promised = set(re.findall(r"\b[CLX]\d+\b", text))
+    text = Path(base.__file__).read_text() + Path(runs.__file__).read_text()
+    promised = set(re.findall(r"\b[CLXW]\d+\b", text))
     assert promised - set(CLAUSES) == set()
+    numbers = {f"W{number}" for number in range(1, 25)}
+    assert numbers <= promised, "a clause of the suite that the contract does not have"
+
+
+def test_every_mutant_of_the_model_is_a_saboteur_or_no_matter_of_stores() -> None:
+    names = {saboteur.__name__ for some in SABOTEURS.values() for saboteur in some}
+    assert set(MUTANTS.values()) <= names
+    assert set(MUTANTS) | NOT_OF_A_STORE == set(MODEL_MUTANTS) and not set(MUTANTS) & NOT_OF_A_STORE
 
 
 def test_a_saboteur_breaks_in_one_way() -> None:

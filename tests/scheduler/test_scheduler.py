@@ -403,9 +403,19 @@ def test_anarchon_refuses_where_the_job_is_written(stage: Stage) -> None:
     with pytest.raises(ConfigurationError, match="defined twice"):
         anarchon.cron("a", "* * * * *", "t")
     with pytest.raises(ConfigurationError, match="has an Anarchon already"):
-        Anarchon(stage.app)
+        Anarchon(stage.app, jitter=5)
     with pytest.raises(OptionError, match="'overlap'"):
-        Anarchon(stage.new_app(), overlap="skip")
+        Anarchon(stage.new_app(), overlap="never")
+    with pytest.raises(OptionError, match="one only"):
+        anarchon.at("b", datetime(2030, 1, 1, tzinfo=timezone.utc), "t", overlap="skip")
+
+
+def test_installed_twice_is_once(stage: Stage) -> None:
+    first, second = Anarchon(stage.app), Anarchon(stage.app)
+    first.every("a", 60, "t")
+    with pytest.raises(ConfigurationError, match="defined twice"):
+        second.every("a", 60, "t")
+    assert len(stage.app.steps["worker"]) == 1
 
 
 # --- changes while it runs --------------------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ from celery_anarchon.options import (
     Settings,
     check_defaults,
     check_job_options,
-    check_pace,
     job_options,
     late_warning,
     scheduler_settings,
 )
+from celery_anarchon.pace import check_pace
 from celery_anarchon.timetable import At, Interval, cron_from_text, zone_of
 
 LEASES = Traits(leases=True, horizon=None, server_time=True, durable=True, any_job_name=True, history_by_age=True)
@@ -137,9 +137,9 @@ def test_a_default_that_no_job_can_take_is_refused() -> None:
 
 
 def test_options_are_checked_where_they_are_written() -> None:
-    check_job_options("export", {"jitter": 5, "offset": "auto", "overlap": "allow"})
+    check_job_options("export", {"jitter": 5, "offset": "auto", "overlap": "allow"}, Kind.INTERVAL, LEASES)
     with pytest.raises(OptionError, match=r"job 'export': option 'jiter' is not known \(did you mean 'jitter'\?\)"):
-        check_job_options("export", {"jiter": 5})
+        check_job_options("export", {"jiter": 5}, Kind.INTERVAL, LEASES)
 
 
 def test_a_max_late_below_takeover_warns() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
-from celery_anarchon.backends.redis.store import RedisStore, chunks, encoded
+from celery_anarchon.backends.redis.store import SHARDS, RedisStore, chunks, encoded
 from celery_anarchon.errors import OutcomeUnknown
 
 ROWS_AT_ONCE = 1_000
@@ -21,6 +21,36 @@ _Item = TypeVar("_Item")
 
 class RedisBatches(RedisStore):
     """Belongs here: nothing that knows what an operation means."""
+
+    def _asked(
+        self,
+        name: str,
+        items: Sequence[Any],
+        args_of: Callable[[Any], tuple[Argument, ...]],
+        *,
+        before: tuple[Argument, ...] = (),
+        width: int = 1,
+    ) -> list[Sequence[Any]]:
+        """Ask a script that writes runs, with their keys, job, slot, and what *args_of* adds."""
+        return self._each(
+            name,
+            items,
+            self._keys.of,
+            lambda job, one: (job, one.slot, *args_of(one)),
+            before=before,
+            width=width,
+            wait=True,
+        )
+
+    def _done(
+        self,
+        name: str,
+        items: Sequence[Any],
+        args_of: Callable[[Any], tuple[Argument, ...]],
+        *,
+        before: tuple[Argument, ...] = (),
+    ) -> list[bool]:
+        return [done == 1 for (done,) in self._asked(name, items, args_of, before=before)]
 
     def _grouped(self, items: Sequence[_Item]) -> list[list[tuple[int, _Item]]]:
         """The items with their places: all together, or by shard where a call must keep to one."""
@@ -64,3 +94,10 @@ class RedisBatches(RedisStore):
             for position, number in enumerate(numbers):
                 answers[number] = reply[width * position : width * (position + 1)]
         return [answers[number] for number in range(len(items))]
+
+    def _of_all_shards(self, name: str, key_of: Callable[[int], bytes], limit: int) -> list[Any]:
+        """What a script that only reads says of the shards: one call, or one for each where a call must keep to one."""
+        keys = [key_of(shard) for shard in range(SHARDS)]
+        groups = [[key] for key in keys] if self._source.sharded else [keys]
+        look = script(name)
+        return self._reply([look(group, [max(limit, 0)]) for group in groups], writes=False)

@@ -3,17 +3,13 @@
 Belongs here: which keys and arguments a script gets, and what its reply means. The scripts are in ``lua/``.
 
 Why it is exact. A script is one atomic step of the server, with the server's time in it. Each row of a batch is
-decided by what stands there when its turn comes, and asking again with the same owner gives the same answer. Outside a
-cluster a batch is one script call; in a cluster, where a call must keep to one node, it is one for each shard, and all
-calls for a node go in one round trip.
+decided by what stands there when its turn comes, and asking again with the same owner gives the same answer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from celery_anarchon import wire
 from celery_anarchon.backends.base import (
@@ -29,77 +25,63 @@ from celery_anarchon.backends.base import (
     Hold,
     Keep,
     LapsedClaim,
-    LeaseBackend,
     Outcome,
     Registration,
     Sighting,
     Takeover,
     Traits,
 )
+from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE
+from celery_anarchon.backends.redis.records import answer, known, lapsed_claim, optional, runs, terms_json
+from celery_anarchon.backends.redis.runs import RedisRuns
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
-from celery_anarchon.backends.redis.store import SHARDS, RedisStore, chunks, decoded, encoded, logger
-from celery_anarchon.errors import OutcomeUnknown
+from celery_anarchon.backends.redis.store import chunks, decoded, encoded, logger
 from celery_anarchon.model import UNSETTLED, Answer, Millis, Run, RunState
 
-_NO_MESSAGE = sorted(str(state) for state in GIVEN_UP | NEVER_A_RUN)
+_NO_MESSAGE = sorted(str(state) for state in GIVEN_UP | NEVER_A_RUN | {RunState.WAITING})
 _UNSETTLED = ",".join(sorted(str(state) for state in UNSETTLED))
-
-_ROWS_AT_ONCE = 1_000
-"""Rows of one script call: the server does nothing else meanwhile. More calls still go in one round trip."""
 
 _DROPPED_AT_ONCE = 5_000
 """Records that one call of ``tidy`` drops, for the same reason."""
 
-_Item = TypeVar("_Item")
 
+class RedisLease(RedisRuns):
+    """See the module; what workers ask is in :mod:`.runs`."""
 
-class RedisLease(RedisStore, LeaseBackend):
-    """See the module."""
-
-    traits = Traits(leases=True, horizon=None, server_time=True, durable=True, any_job_name=True, history_by_age=True)
+    traits = Traits(
+        leases=True,
+        horizon=None,
+        server_time=True,
+        durable=True,
+        any_job_name=True,
+        history_by_age=True,
+        follows_runs=True,
+    )
 
     # --- claims -------------------------------------------------------------------------------------------------------
 
     def claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        replies = self._each(
+        replies = self._asked(
             "claim",
             requests,
-            lambda job: (self._lease_key(job), self._keys.runs(job), self._keys.slots(job)),
-            lambda job, one: (job, one.slot, encoded(one.owner), encoded(one.beat), one.lease),
+            lambda one: (encoded(one.owner), encoded(one.beat), one.lease, terms_json(one.terms)),
             before=(self.early_tolerance,),
             width=2,
-            wait=True,
         )
-        return [ClaimResult(self._answer(answer), int(attempt)) for answer, attempt in replies]
-
-    def _answer(self, word: bytes) -> Answer:
-        try:
-            return Answer(decoded(word))
-        except ValueError as error:
-            # Neither yes nor no may be read into it.
-            raise OutcomeUnknown(f"{self.describe()}: a claim was answered {word!r}") from error
+        where = self.describe()
+        return [ClaimResult(answer(Answer, word, where), int(attempt)) for word, attempt in replies]
 
     def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
-        return self._ended("confirm", confirmations, lambda one: (one.late,))
+        return self._done("confirm", confirmations, lambda one: (*_named(one), one.late, one.delay))
 
     def abandon(self, holds: Sequence[Hold]) -> list[bool]:
-        return self._ended("abandon", holds, lambda one: ())
+        return self._done("abandon", holds, _named)
 
     def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
         for ending in endings:
             if ending.state not in GIVEN_UP:
                 raise ValueError(f"a claim cannot be given up as {ending.state}")
-        return self._ended("give_up", endings, lambda one: (str(one.state), _optional(one.reason)))
-
-    def _ended(self, name: str, holds: Sequence[Any], more: Callable[[Any], tuple[Argument, ...]]) -> list[bool]:
-        replies = self._each(
-            name,
-            holds,
-            lambda job: (self._lease_key(job), self._keys.runs(job)),
-            lambda job, one: (job, one.slot, encoded(one.owner), one.attempt, *more(one)),
-            wait=True,
-        )
-        return [done == 1 for (done,) in replies]
+        return self._done("give_up", endings, lambda one: (*_named(one), str(one.state), optional(one.reason)))
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
@@ -109,7 +91,7 @@ class RedisLease(RedisStore, LeaseBackend):
             "record",
             outcomes,
             lambda job: (self._keys.runs(job), self._keys.slots(job)),
-            lambda job, one: (one.slot, str(one.state), _optional(one.reason), encoded(one.beat)),
+            lambda job, one: (one.slot, str(one.state), optional(one.reason), encoded(one.beat)),
             wait=True,
         )
 
@@ -123,27 +105,7 @@ class RedisLease(RedisStore, LeaseBackend):
         name = encoded(job)
         keys = self._keys.runs(name), self._keys.slots(name)
         call = script("history")(keys, [max(limit, 0), int(sent_only), *_NO_MESSAGE])
-        found = self._reply([call], writes=False)[0]
-        return [
-            self._run(job, int(slot), json.loads(decoded(record)))
-            for slot, record in zip(found[::2], found[1::2], strict=True)
-        ]
-
-    def _run(self, job: str, slot: Millis, record: dict[str, Any]) -> Run:
-        late = record.get("late")
-        return Run(
-            job=job,
-            slot=wire.moment(slot),
-            run_id=wire.run_id(self.namespace, job, slot),
-            state=RunState(record["state"]),
-            reason=record.get("reason"),
-            attempt=int(record["attempt"]),
-            claimed_at=_moment(record.get("claimed_at")),
-            sent_at=_moment(record.get("sent_at")),
-            ended_at=_moment(record.get("ended_at")),
-            late=None if late is None else late / 1000,
-            beat=record.get("beat") or None,
-        )
+        return runs(self.namespace, job, self._reply([call], writes=False)[0])
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
@@ -159,27 +121,22 @@ class RedisLease(RedisStore, LeaseBackend):
         return [Registration(since=int(since), last=int(last) if last else None) for since, last in replies]
 
     def lapsed(self, limit: int) -> list[LapsedClaim]:
-        keys = [self._keys.leases(shard) for shard in range(SHARDS)]
-        groups = [[key] for key in keys] if self._source.sharded else [keys]
-        look = script("lapsed")
         found: list[tuple[int, bytes]] = []
-        for reply in self._reply([look(group, [max(limit, 0)]) for group in groups], writes=False):
+        for reply in self._of_all_shards("lapsed", self._keys.leases, limit):
             found += [(int(end), lease) for end, lease in zip(reply[::2], reply[1::2], strict=True)]
-        return [_lapsed_claim(lease) for _, lease in sorted(found)[: max(limit, 0)]]
+        return [lapsed_claim(lease) for _, lease in sorted(found)[: max(limit, 0)]]
 
     def takeover(self, wishes: Sequence[Takeover]) -> list[int | None]:
-        replies = self._each(
+        replies = self._asked(
             "takeover",
             wishes,
-            lambda job: (self._lease_key(job), self._keys.runs(job)),
-            lambda job, one: (job, one.slot, one.from_attempt, encoded(one.owner), encoded(one.beat), one.lease),
-            wait=True,
+            lambda one: (one.from_attempt, encoded(one.owner), encoded(one.beat), one.lease),
         )
         return [int(attempt) or None for (attempt,) in replies]
 
     def tidy(self, keeps: Sequence[Keep]) -> int:
         groups = self._grouped(keeps)
-        calls = [self._tidy([keep for _, keep in some]) for group in groups for some in chunks(group, _ROWS_AT_ONCE)]
+        calls = [self._tidy([keep for _, keep in some]) for group in groups for some in chunks(group, ROWS_AT_ONCE)]
         total = 0
         while calls:
             replies = self._reply(calls, writes=True)
@@ -218,73 +175,11 @@ class RedisLease(RedisStore, LeaseBackend):
     def beats(self, within: Millis) -> list[Beat]:
         found = self._reply([script("beats")([self._keys.beats, self._keys.seen], [within])], writes=False)[0]
         beats = [
-            Beat(owner=decoded(owner), seen=int(seen), **_known(json.loads(decoded(entry))))
+            Beat(owner=decoded(owner), seen=int(seen), **known(entry, Beat))
             for owner, seen, entry in zip(found[::3], found[1::3], found[2::3], strict=True)
         ]
         return sorted(beats, key=lambda beat: (beat.label, beat.owner))
 
-    # --- batches ------------------------------------------------------------------------------------------------------
 
-    def _lease_key(self, job: bytes) -> bytes:
-        return self._keys.leases(self._keys.shard(job))
-
-    def _grouped(self, items: Sequence[_Item]) -> list[list[tuple[int, _Item]]]:
-        """The items with their places: all together, or by shard where a call must keep to one."""
-        numbered = list(enumerate(items))
-        if not self._source.sharded:
-            return [numbered] if numbered else []
-        groups: dict[int, list[tuple[int, _Item]]] = {}
-        for number, item in numbered:
-            groups.setdefault(self._keys.shard(encoded(item.job)), []).append((number, item))  # type: ignore[attr-defined]
-        return list(groups.values())
-
-    def _each(
-        self,
-        name: str,
-        items: Sequence[Any],
-        keys_of: Callable[[bytes], tuple[bytes, ...]],
-        args_of: Callable[[bytes, Any], tuple[Argument, ...]],
-        *,
-        before: tuple[Argument, ...] = (),
-        width: int = 1,
-        wait: bool = False,
-    ) -> list[Sequence[Any]]:
-        """Ask a script for each item; what it replied to each, *width* values long, in their order."""
-        operation = script(name)
-        calls: list[Call] = []
-        places: list[list[int]] = []
-        for group in self._grouped(items):
-            for some in chunks(group, _ROWS_AT_ONCE):
-                keys: list[bytes] = []
-                args: list[Argument] = [*before]
-                for _, item in some:
-                    job = encoded(item.job)
-                    keys += keys_of(job)
-                    args += args_of(job, item)
-                calls.append(operation(keys, args))
-                places.append([number for number, _ in some])
-        answers: dict[int, Sequence[Any]] = {}
-        for numbers, reply in zip(places, self._reply(calls, writes=True, wait=wait), strict=True):
-            if not isinstance(reply, list) or len(reply) != width * len(numbers):
-                raise OutcomeUnknown(f"{self.describe()}: {name} was answered {str(reply)[:200]}")
-            for position, number in enumerate(numbers):
-                answers[number] = reply[width * position : width * (position + 1)]
-        return [answers[number] for number in range(len(items))]
-
-
-def _optional(text: str | None) -> bytes:
-    return b"-" if text is None else b"=" + encoded(text)
-
-
-def _moment(at: float | None) -> datetime | None:
-    return None if at is None else wire.moment(int(at))
-
-
-def _lapsed_claim(lease: bytes) -> LapsedClaim:
-    slot, attempt, mark, job = lease.split(b":", 3)
-    return LapsedClaim(job=decoded(job), slot=int(slot), attempt=int(attempt), abandoned=mark == b"a")
-
-
-def _known(entry: dict[str, Any]) -> dict[str, Any]:
-    """Without the fields of a newer release."""
-    return {name: value for name, value in entry.items() if name in Beat.__dataclass_fields__}
+def _named(hold: Hold) -> tuple[Argument, ...]:
+    return encoded(hold.owner), hold.attempt

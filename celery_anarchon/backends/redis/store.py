@@ -51,7 +51,7 @@ class Keys:
         return zlib.crc32(job) % SHARDS
 
     def leases(self, shard: int) -> bytes:
-        """Sorted set: the claims of the shard that are held or abandoned, by the end of their lease."""
+        """Sorted set: the claims and runs of the shard that somebody holds, held, or must start, by the end of that."""
         return self._key(shard, b"leases")
 
     def runs(self, job: bytes) -> bytes:
@@ -69,6 +69,35 @@ class Keys:
     def marker(self, job: bytes, slot: Millis) -> bytes:
         """String: whose the claim of one slot is, where a strategy keeps them so."""
         return self._key(self.shard(job), b"claim:%d:%s" % (slot, job))
+
+    def living(self, job: bytes) -> bytes:
+        """Sorted set: the slots of a job that are claimed, queued, running or retrying."""
+        return self._key(self.shard(job), b"living:" + job)
+
+    def free(self, shard: int) -> bytes:
+        """Sorted set: the slots of the shard that waited for the end of other runs, of which none is left."""
+        return self._key(shard, b"free")
+
+    def of(self, job: bytes) -> tuple[bytes, ...]:
+        """What the operations on one run get, in the order of their scripts."""
+        shard = self.shard(job)
+        names = b"leases", b"runs:" + job, b"slots:" + job, b"living:" + job, b"free"
+        return tuple(self._key(shard, name) for name in names)
+
+    @property
+    def workers(self) -> bytes:
+        """Hash: owner -> what a worker says of itself."""
+        return self._key(0, b"workers")
+
+    @property
+    def workers_seen(self) -> bytes:
+        """Sorted set: owners by when they were seen."""
+        return self._key(0, b"workers-seen")
+
+    @property
+    def workers_since(self) -> bytes:
+        """Hash: `since`, when the first worker with the gate was seen."""
+        return self._key(0, b"workers-since")
 
     @property
     def beats(self) -> bytes:

@@ -1,5 +1,5 @@
--- A beat stops on purpose.
--- KEYS: the beats, when each was seen.
+-- A beat, or a worker, stops on purpose.
+-- KEYS: they, when each was seen.
 -- ARGV: owner.
 -- Reply: 1 it was known, 0 it was not.
 redis.call('HDEL', KEYS[1], ARGV[1])

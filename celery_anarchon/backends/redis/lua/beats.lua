@@ -1,5 +1,5 @@
--- The beats seen within a time. Writes nothing.
--- KEYS: the beats, when each was seen.
+-- The beats, or workers, seen within a time. Writes nothing.
+-- KEYS: they, when each was seen.
 -- ARGV: within.
 -- Reply, for each: owner, seen (digits), its entry (JSON).
 local since = digits(clock() - tonumber(ARGV[1]))

@@ -1,20 +1,24 @@
 -- The messages of these claims were published.
--- KEYS, for each: the shard's leases, the job's records.
--- ARGV, for each: job, slot, owner, attempt, late.
+-- KEYS, for each: see common.
+-- ARGV, for each: job, slot, owner, attempt, late, delay of the message's ETA.
 -- Reply, for each: 1 so recorded, 0 it has moved on.
 local now = clock()
 local replies = {}
-for i = 0, #KEYS / 2 - 1 do
-  local leases, runs, a = KEYS[2 * i + 1], KEYS[2 * i + 2], 5 * i
-  local job, slot, owner, attempt = ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
-  local run = read(runs, slot)
+for i = 0, #KEYS / 5 - 1 do
+  local a = 6 * i
+  local owner, attempt = ARGV[a + 3], ARGV[a + 4]
+  local row = look(i, ARGV[a + 1], ARGV[a + 2])
+  local run = row.run
   local done = 0
   if held_by(run, owner, attempt) then
-    redis.call('ZREM', leases, lease(job, slot, run))
-    run.state, run.sent_at, run.late = 'dispatched', now, tonumber(ARGV[a + 5])
-    write(runs, slot, run)
+    run.sent_at, run.late = now, tonumber(ARGV[a + 5])
+    if run.terms then
+      put(row, 'queued', now + tonumber(ARGV[a + 6]) + run.terms.queue_timeout)
+    else
+      put(row, 'dispatched')
+    end
     done = 1
-  elseif run and run.state == 'dispatched' and ended_by(run, owner, attempt) then
+  elseif run and (run.state == 'dispatched' or run.state == 'queued') and ended_by(run, owner, attempt) then
     done = 1
   end
   replies[i + 1] = done

@@ -1,0 +1,102 @@
+-- May these deliveries execute their bodies? The order of the questions is the contract's.
+-- KEYS, for each: see common.
+-- ARGV, for each: job, slot, attempt and retries of the message, token, worker, terms (JSON), '1': acknowledges late,
+--   late (empty: not known), beat.
+-- Reply, for each: answer, attempt, who holds it (optional).
+local now = clock()
+local replies = {}
+
+local function judge(run, attempt, retries, token)
+  local running = run.state == 'running'
+  if running and run.token == token and (run.retries or 0) == retries then
+    return 'start'
+  end
+  if not LIVES[run.state] and run.state ~= 'dispatched' and run.state ~= 'waiting' then
+    return 'settled'
+  end
+  if attempt < run.attempt then
+    return 'stale'
+  end
+  if run.state == 'claimed' or run.state == 'queued' or run.state == 'dispatched' then
+    return 'start'
+  end
+  if retries > (run.retries or 0) and run.state ~= 'waiting' then
+    return 'start'
+  end
+  return running and 'lapsed?' or 'duplicate'
+end
+
+local function run_it(row, attempt, retries, token, worker, given)
+  local run = row.run
+  local again = false
+  if not run then
+    run = { attempt = attempt, beat = given.beat }
+    row.run = run
+    redis.call('ZADD', row.slots, row.slot, row.slot)
+  elseif run.state == 'running' then
+    again = run.token == token
+    if not again and retries <= (run.retries or 0) then
+      run.attempt = run.attempt + 1
+    end
+  end
+  run.attempt = math.max(run.attempt, attempt)
+  run.terms = run.terms or cjson.decode(given.terms)
+  run.retries, run.token, run.worker = retries, token, worker
+  run.reason, run.ended_at = nil, nil
+  if not again then
+    run.started_at = now
+  end
+  if not run.sent_at then
+    run.sent_at, run.late = now, tonumber(given.late)
+  end
+  local patience = given.acks_late and not run.terms.max_attempts and run.terms.queue_timeout or nil
+  put(row, 'running', now + run.terms.lease, patience)
+  return run.attempt
+end
+
+local function start(row, attempt, retries, token, worker, given)
+  local run = row.run
+  if not run and closed(row.floor, row.slot) then
+    return 'trimmed', 1
+  end
+  local answer = run and judge(run, attempt, retries, token) or 'unknown'
+  if answer == 'lapsed?' then
+    local _, over = ends(row)
+    if not over or over > now then
+      answer = 'duplicate'
+    elseif run.terms.max_attempts and not attempts_left(run) then
+      answer = 'used-up'
+    else
+      answer = 'start'
+    end
+  end
+  if answer == 'start' or answer == 'unknown' then
+    local unguarded = not run or (run.state == 'dispatched' and run.reason)
+    if not (unguarded and cjson.decode(given.terms).overlap ~= 'allow' and not alone(row)) then
+      return answer, run_it(row, attempt, retries, token, worker, given)
+    end
+    answer = 'overlaps'
+  end
+  if not run then
+    return answer, 1
+  end
+  run.refused = (run.refused or 0) + 1
+  if answer == 'used-up' then
+    settle(row, now, 'lost', 'attempts-used-up')
+  else
+    write(row.runs, row.slot, run)
+  end
+  return answer, run.attempt, answer == 'duplicate' and run.worker
+end
+
+for i = 0, #KEYS / 5 - 1 do
+  local a = 10 * i
+  local row = look(i, ARGV[a + 1], ARGV[a + 2])
+  local given = {
+    terms = ARGV[a + 7], acks_late = ARGV[a + 8] == '1', late = ARGV[a + 9], beat = ARGV[a + 10],
+  }
+  local answer, attempt, holder = start(
+    row, tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4]), ARGV[a + 5], ARGV[a + 6], given)
+  replies[3 * i + 1], replies[3 * i + 2], replies[3 * i + 3] = answer, attempt, holder and '=' .. holder or '-'
+end
+return replies

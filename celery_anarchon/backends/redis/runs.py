@@ -1,0 +1,140 @@
+"""The run on its worker, of the strategy ``lease``: the clauses W of :mod:`celery_anarchon.backends.runs` in Lua.
+
+As in :mod:`.lease`: which arguments a script gets, and what its reply means. Overlap is not here: the claim's own
+script decides it. All writes wait for the replicas where claims do: a start that a failover forgets is a second body.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from celery_anarchon.backends.redis.batches import RedisBatches
+from celery_anarchon.backends.redis.records import answer, known, optional, read_optional, runs, terms_json
+from celery_anarchon.backends.redis.scripts import Argument, script
+from celery_anarchon.backends.redis.store import decoded, encoded
+from celery_anarchon.backends.runs import (
+    ENDS_OF_A_BODY,
+    ENDS_OF_A_WAIT,
+    WORKERS_KEPT,
+    GiveBack,
+    LapsedEnd,
+    NextTry,
+    RunBackend,
+    RunHold,
+    Settlement,
+    Start,
+    StartResult,
+    Unstarted,
+    Waiting,
+    Worker,
+)
+from celery_anarchon.model import UNSETTLED, GateAnswer, Millis, Run
+
+_CLAIM_OF_A_REMOVED_JOB: Millis = 24 * 3_600_000
+"""How long a claim without terms is left to a beat that knows its job."""
+
+
+class RedisRuns(RedisBatches, RunBackend):
+    """The half of :class:`~celery_anarchon.backends.redis.lease.RedisLease` that workers use."""
+
+    # --- the gate -----------------------------------------------------------------------------------------------------
+
+    def start(self, starts: Sequence[Start]) -> list[StartResult]:
+        replies = self._asked(
+            "start",
+            starts,
+            lambda one: (
+                *(one.attempt, one.retries, encoded(one.token), encoded(one.worker), terms_json(one.terms)),
+                *(int(one.acks_late), "" if one.late is None else one.late, encoded(one.beat)),
+            ),
+            width=3,
+        )
+        where = self.describe()
+        return [
+            StartResult(answer(GateAnswer, word, where), int(attempt), read_optional(holder))
+            for word, attempt, holder in replies
+        ]
+
+    # --- what its holder says -----------------------------------------------------------------------------------------
+
+    def heartbeat(self, holds: Sequence[RunHold]) -> list[bool]:
+        return self._done("heartbeat", holds, _fence)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        for settlement in settlements:
+            if settlement.state not in ENDS_OF_A_BODY:
+                raise ValueError(f"{settlement.state} is no end of a body")
+        return self._done("settle", settlements, lambda one: (*_fence(one), str(one.state), optional(one.reason)))
+
+    def retrying(self, tries: Sequence[NextTry]) -> list[bool]:
+        return self._done("retrying", tries, lambda one: (*_fence(one), one.delay))
+
+    def give_back(self, backs: Sequence[GiveBack]) -> list[bool]:
+        return self._done("give_back", backs, lambda one: (*_fence(one), one.message_attempt))
+
+    def release(self, holds: Sequence[RunHold]) -> list[bool]:
+        return self._done("release", holds, _fence)
+
+    # --- ends without a body ------------------------------------------------------------------------------------------
+
+    def unstarted(self, messages: Sequence[Unstarted]) -> list[bool]:
+        return self._done("unstarted", messages, lambda one: (one.attempt, one.retries, encoded(one.reason)))
+
+    def end_lapsed(self, endings: Sequence[LapsedEnd]) -> list[bool]:
+        for ending in endings:
+            if ending.state not in ENDS_OF_A_WAIT:
+                raise ValueError(f"{ending.state} is no end of a run that lapsed")
+        return self._done(
+            "end_lapsed",
+            endings,
+            lambda one: (one.attempt, str(one.was), str(one.state), encoded(one.reason)),
+            before=(_CLAIM_OF_A_REMOVED_JOB,),
+        )
+
+    def waiting(self, limit: int) -> list[Waiting]:
+        found = [
+            entry.split(b":", 1) for reply in self._of_all_shards("waiting", self._keys.free, limit) for entry in reply
+        ]
+        first = sorted((int(slot), job) for slot, job in found)[: max(limit, 0)]
+        return [Waiting(job=decoded(job), slot=slot) for slot, job in first]
+
+    def living(self, job: str) -> list[Run]:
+        name = encoded(job)
+        found = self._reply([script("living")([self._keys.runs(name), self._keys.living(name)], [])], writes=False)[0]
+        alive = [run for run in runs(self.namespace, job, found) if run.state in UNSETTLED]
+        return sorted(alive, key=lambda run: run.slot)
+
+    def release_job(self, job: str) -> list[Run]:
+        name = encoded(job)
+        found = self._reply([script("release_job")(self._keys.of(name), [name])], writes=True, wait=True)[0]
+        return runs(self.namespace, job, found)
+
+    # --- presence -----------------------------------------------------------------------------------------------------
+
+    def worker_seen(self, worker: Worker) -> Millis:
+        entry = {"label": worker.label, "version": worker.version, "queues": worker.queues}
+        keys = [self._keys.workers, self._keys.workers_seen, self._keys.workers_since]
+        args: list[Argument] = [encoded(worker.owner), encoded(json.dumps(entry, ensure_ascii=False)), WORKERS_KEPT]
+        return int(self._reply([script("worker_seen")(keys, args)], writes=True)[0])
+
+    def worker_left(self, owner: str) -> None:
+        keys = [self._keys.workers, self._keys.workers_seen]
+        self._reply([script("beat_left")(keys, [encoded(owner)])], writes=True)
+
+    def workers(self, within: Millis) -> list[Worker]:
+        keys = [self._keys.workers, self._keys.workers_seen]
+        found = self._reply([script("beats")(keys, [within])], writes=False)[0]
+        workers = []
+        for owner, seen, entry in zip(found[::3], found[1::3], found[2::3], strict=True):
+            said = known(entry, Worker)
+            queues = tuple(said.pop("queues", ()))
+            workers.append(Worker(owner=decoded(owner), seen=int(seen), queues=queues, **said))
+        return sorted(workers, key=lambda worker: (worker.label, worker.owner))
+
+    def ever_had_workers(self) -> bool:
+        return bool(self._reply([script("had_workers")([self._keys.workers_since], [])], writes=False)[0])
+
+
+def _fence(hold: RunHold) -> tuple[Argument, ...]:
+    return hold.attempt, hold.retries, encoded(hold.token)

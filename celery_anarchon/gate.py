@@ -1,0 +1,319 @@
+"""The last stop before a worker's pool: does this delivery of a run's message get to execute its body?
+
+Belongs here: the question to the store, what each answer means for the message, and what happens while the store cannot
+be asked. Does not belong here: leases and ends (the keeper), how Celery calls this (:mod:`celery_anarchon.worker`).
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from celery.worker import state
+
+from celery_anarchon import wire
+from celery_anarchon.backends.runs import RunHold, Start, StartResult, Unstarted
+from celery_anarchon.clock import Clock, SystemClock
+from celery_anarchon.errors import AnarchonError
+from celery_anarchon.keeper import Held, Keeper
+from celery_anarchon.model import GateAnswer, Millis, OnUnknown, Overlap, Terms
+from celery_anarchon.options import Settings
+from celery_anarchon.outage import Outage
+from celery_anarchon.outcomes import follow
+from celery_anarchon.wire import time_text
+
+logger = logging.getLogger("celery_anarchon.worker")
+
+HELD_KEY = "held"
+"""Inside the header of what runs: how ``current_run()`` in a pool's child asks whether the run is still its own."""
+
+WHY = {
+    GateAnswer.DUPLICATE: "another delivery of it runs already",
+    GateAnswer.SETTLED: "it has ended already",
+    GateAnswer.TRIMMED: "it ended so long ago that its record was dropped",
+    GateAnswer.STALE: "the message is of an earlier attempt",
+    GateAnswer.USED_UP: "its worker is gone and no attempt is left: lost",
+    GateAnswer.OVERLAPS: "the store had no record of it, and another run of the job lives",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ticket:
+    """What a message says of the run it is of."""
+
+    job: str
+    slot: Millis
+    attempt: int
+    retries: int
+    terms: Terms
+    on_unknown: OnUnknown
+    followed: bool
+    """The beat that sent it follows its runs."""
+    late: Millis | None
+    beat: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.job} {time_text(self.slot)}"
+
+
+def read_ticket(request_dict: dict[str, Any], namespace: str, lease: Millis, queue_timeout: Millis) -> Ticket | None:
+    """The ticket of a message of this namespace; None: it is none of ours. *lease* and *queue_timeout* are for messages
+    of beats that follow no runs.
+
+    :raises Exception: a header that no celery-anarchon wrote.
+    """
+    header = request_dict.get(wire.HEADER)
+    if not isinstance(header, dict) or header.get("ns") != namespace:
+        return None
+    late = header.get("late")
+    return Ticket(
+        job=header["job"],
+        slot=wire.parse_time(header["slot"]),
+        attempt=int(header.get("attempt", 1)),
+        retries=int(request_dict.get("retries") or 0),
+        terms=Terms(
+            lease=round(header["lease"] * 1000) if header.get("lease") else lease,
+            queue_timeout=round(header["queue_timeout"] * 1000) if header.get("queue_timeout") else queue_timeout,
+            max_attempts=header.get("max_attempts"),
+            overlap=Overlap(header.get("overlap", "allow")),
+        ),
+        on_unknown=OnUnknown(header.get("on_unknown", "repeat")),
+        followed="queue_timeout" in header,
+        late=None if late is None else round(late * 1000),
+        beat=header.get("beat", ""),
+    )
+
+
+@dataclass(eq=False)
+class Delivery:
+    """One delivery at the gate."""
+
+    request: Any
+    ticket: Ticket
+    token: str
+    since: float
+    asked: bool = False
+    """A question was sent whose answer did not come: the start may have been granted."""
+
+
+class Gate:
+    """Called with each request in the worker's main process, instead of what executes it.
+
+    :param execute: hands a request to the pool.
+    :param slot_back: gives the pool slot back that a request holds, where there is such a thing.
+    :param again: hands a request to the gate once more, as if it had just come.
+    :param later: calls a function in so many seconds.
+    :param enforces_timeout: the pool stops a body at its time limit.
+    """
+
+    def __init__(
+        self,
+        *,
+        keeper: Keeper,
+        namespace: str,
+        label: str,
+        settings: Settings,
+        execute: Callable[[Any], Any],
+        slot_back: Callable[[], None],
+        again: Callable[[Any], Any],
+        later: Callable[[float, Callable[[], None]], Any],
+        enforces_timeout: bool,
+        clock: Clock | None = None,
+    ) -> None:
+        self._keeper = keeper
+        self._namespace = namespace
+        self._label = label
+        self._settings = settings
+        self._execute = execute
+        self._slot_back = slot_back
+        self._again = again
+        self._later = later
+        self._enforces_timeout = enforces_timeout
+        self._clock = clock or SystemClock()
+        self._store = Outage(self._clock)
+        self._waiting: dict[int, Delivery] = {}
+        """By the identity of their requests: held for want of an answer."""
+        self._warned = False
+
+    def __call__(self, request: Any) -> Any:
+        if wire.HEADER not in request.request_dict:
+            return self._execute(request)
+        delivery = self._waiting.pop(id(request), None)
+        if delivery is None:
+            ticket = self._ticket(request)
+            # A revoked or expired message has not asked, and needs not: the pool's own look drops it.
+            if ticket is None or request.revoked():
+                return self._execute(request)
+            delivery = Delivery(request, ticket, secrets.token_hex(12), self._clock.monotonic())
+        return self._admit(delivery)
+
+    def _ticket(self, request: Any) -> Ticket | None:
+        try:
+            return read_ticket(
+                request.request_dict, self._namespace, self._settings.lease, queue_timeout=24 * 3_600_000
+            )
+        except Exception:
+            logger.exception("task %s has a header that cannot be read; it runs untracked", request.id)
+            return None
+
+    # --- the question -------------------------------------------------------------------------------------------------
+
+    def _admit(self, delivery: Delivery) -> Any:
+        if self._store.remaining() > 0:
+            return self._hold(delivery)
+        delivery.asked = True
+        try:
+            result = self._keeper.ask(self._start_of(delivery))
+        except AnarchonError as error:
+            if self._store.failed():
+                logger.error("the store cannot be asked whether runs may start; they are held: %s", error)
+            return self._hold(delivery)
+        if self._store.away:
+            self._store.answered()
+            logger.warning("the store answers again; held runs go on")
+        return self._act(delivery, result)
+
+    def _act(self, delivery: Delivery, result: StartResult) -> Any:
+        ticket = delivery.ticket
+        if result.answer is GateAnswer.UNKNOWN and ticket.followed:
+            logger.error("%s: lost claim: the store had no record of it (wiped, or rolled back?); it runs", ticket.name)
+        if result.answer in (GateAnswer.START, GateAnswer.UNKNOWN):
+            return self._start(delivery, result.attempt)
+        if result.answer is GateAnswer.TRIMMED and not ticket.followed:
+            return self._execute(delivery.request)
+        holder = f" on {result.holder}" if result.holder else ""
+        level = logging.INFO if result.answer is GateAnswer.SETTLED else logging.WARNING
+        logger.log(level, "%s (%s) refused: %s%s", ticket.name, delivery.request.id, WHY[result.answer], holder)
+        self._drop(delivery.request)
+        return None
+
+    def _start_of(self, delivery: Delivery) -> Start:
+        ticket = delivery.ticket
+        return Start(
+            job=ticket.job,
+            slot=ticket.slot,
+            attempt=ticket.attempt,
+            retries=ticket.retries,
+            token=delivery.token,
+            worker=self._label,
+            terms=ticket.terms,
+            acks_late=bool(delivery.request.task.acks_late),
+            late=ticket.late,
+            beat=ticket.beat,
+        )
+
+    # --- yes ----------------------------------------------------------------------------------------------------------
+
+    def _start(self, delivery: Delivery, attempt: int) -> Any:
+        request, ticket = delivery.request, delivery.ticket
+        now = self._clock.monotonic()
+        hold = RunHold(job=ticket.job, slot=ticket.slot, attempt=attempt, retries=ticket.retries, token=delivery.token)
+        held = Held(hold, ticket.terms.lease, now + ticket.terms.lease / 1000, self._deadline(request, now))
+        header = dict(request.request_dict[wire.HEADER], attempt=attempt)
+        header[HELD_KEY] = {"token": hold.token, "until": held.until, "lease": ticket.terms.lease}
+        # The granted attempt goes with the run, into its retries too (protocol R1).
+        request.request_dict[wire.HEADER] = header
+        follow(request, held, ticket.terms, self._keeper)
+        self._keeper.add(held)
+        try:
+            return self._execute(request)
+        except BaseException:
+            if not held.ended:
+                self._keeper.give_back(hold, ticket.attempt)
+            raise
+
+    def _deadline(self, request: Any, now: float) -> float | None:
+        """When the keeper has to end the run, because this pool cannot."""
+        limit = request.time_limits[0] or request.task.time_limit
+        if self._enforces_timeout or not limit:
+            return None
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "this pool cannot stop a task at its time limit: a run that exceeds it is recorded as timed out, "
+                "current_run().lost turns true, and its body runs on"
+            )
+        return now + float(limit)
+
+    # --- no -----------------------------------------------------------------------------------------------------------
+
+    def _drop(self, request: Any) -> None:
+        """Acknowledge without a trace: no result, no event, for the run's result belongs to the delivery that runs."""
+        request.acknowledge()
+        self._forget(request)
+        self._slot_back()
+
+    @staticmethod
+    def _forget(request: Any) -> None:
+        state.reserved_requests.discard(request)
+        state.active_requests.discard(request)
+        others = (*state.active_requests, *state.reserved_requests)
+        live = next((other for other in others if other.id == request.id and other is not request), None)
+        if live is not None:
+            # Revoking and querying the task must find the one that runs.
+            state.requests[request.id] = live
+        elif state.requests.get(request.id) is request:
+            state.requests.pop(request.id, None)
+
+    # --- no answer ----------------------------------------------------------------------------------------------------
+
+    def _hold(self, delivery: Delivery) -> Any:
+        """Keep the message unacknowledged and give its pool slot back, until the store answers or patience ends."""
+        left = delivery.since + self._settings.gate_wait / 1000 - self._clock.monotonic()
+        if left <= 0:
+            return self._give_up(delivery)
+        self._waiting[id(delivery.request)] = delivery
+        self._slot_back()
+        # A little later than the outage's own look: the first to come asks for all.
+        self._later(min(left, self._store.remaining()) + 0.01, lambda: self._again(delivery.request))
+        return None
+
+    def _give_up(self, delivery: Delivery) -> Any:
+        ticket, request = delivery.ticket, delivery.request
+        waited = self._settings.gate_wait / 1000
+        if ticket.on_unknown is OnUnknown.REPEAT:
+            logger.error(
+                "%s: the store could not be asked for %g s; it runs untracked (on_unknown=repeat)", ticket.name, waited
+            )
+            return self._execute(request)
+        logger.error("%s: the store could not be asked for %g s; dropped (on_unknown=skip)", ticket.name, waited)
+        self._take_back(delivery)
+        self._keeper.unstarted(
+            Unstarted(
+                job=ticket.job,
+                slot=ticket.slot,
+                attempt=ticket.attempt,
+                retries=ticket.retries,
+                reason="store-unknown",
+            )
+        )
+        self._drop(request)
+        return None
+
+    def _take_back(self, delivery: Delivery) -> None:
+        """The question may have been answered yes without our hearing it: undo that, whatever attempt was granted."""
+        if delivery.asked:
+            ticket = delivery.ticket
+            for attempt in (ticket.attempt, ticket.attempt + 1):
+                hold = RunHold(
+                    job=ticket.job, slot=ticket.slot, attempt=attempt, retries=ticket.retries, token=delivery.token
+                )
+                self._keeper.give_back(hold, ticket.attempt)
+
+    def stop(self) -> None:
+        """The worker stops: what is held goes back to the broker with its connection, and its starts are undone."""
+        for delivery in self._waiting.values():
+            self._take_back(delivery)
+        self._waiting.clear()
+
+
+def unstarted(request_dict: Any, namespace: str, reason: str) -> Unstarted | None:
+    """What to tell of a message of ours that is gone before it came to the gate; None: it is none of ours."""
+    ticket = read_ticket(request_dict, namespace, 0, 0)
+    if ticket is None:
+        return None
+    return Unstarted(job=ticket.job, slot=ticket.slot, attempt=ticket.attempt, retries=ticket.retries, reason=reason)

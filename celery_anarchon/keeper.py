@@ -1,0 +1,299 @@
+"""What a worker process holds: its runs' leases, their ends on the way to the store, its presence.
+
+Belongs here: one thread (a greenlet where Celery has patched threads) that heartbeats and tells, in batches. Does not
+belong here: Celery. The gate and the callbacks of requests hand in what happened and never wait for the store, but for
+the one question whether a run may start.
+
+Rules of the protocol kept here: a run's end is told before any release (R4); a release is handed in only when the body
+has stopped; a write names attempt, retries and token (R6); a failed heartbeat is no loss.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_anarchon.backends.runs import (
+    GiveBack,
+    NextTry,
+    RunBackend,
+    RunHold,
+    Settlement,
+    Start,
+    StartResult,
+    Unstarted,
+    Worker,
+)
+from celery_anarchon.clock import Clock, SystemClock
+from celery_anarchon.errors import AnarchonError
+from celery_anarchon.model import Millis, RunState
+from celery_anarchon.outage import Outage
+from celery_anarchon.wire import time_text
+
+logger = logging.getLogger("celery_anarchon.worker")
+
+ROWS_A_CALL = 500
+LAST_WORDS = 3.0
+"""Seconds that a stopping worker gives the store to hear the ends of its runs."""
+
+
+@dataclass(eq=False)
+class Held:
+    """A run that this worker executes."""
+
+    hold: RunHold
+    lease: Millis
+    until: float
+    """Monotonic: past it the lease may be over."""
+    deadline: float | None = None
+    """Monotonic: the run's timeout, where the pool cannot enforce it."""
+    refused: bool = False
+    """The store said that it is somebody else's now."""
+    ended: bool = False
+    stopped: bool = False
+    """Its body was cut short by a stop of the worker or of its connection."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.hold.job} {time_text(self.hold.slot)}"
+
+
+@dataclass
+class _Told:
+    """Ends on their way, by the operation that tells them, in the order in which operations must go."""
+
+    backs: list[GiveBack] = field(default_factory=list)
+    ends: list[Settlement] = field(default_factory=list)
+    tries: list[NextTry] = field(default_factory=list)
+    unstarted: list[Unstarted] = field(default_factory=list)
+    releases: list[RunHold] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.backs or self.ends or self.tries or self.unstarted or self.releases)
+
+
+class Keeper:
+    """See the module.
+
+    :param heartbeat: ms between two renewals.
+    :param presence: this worker, as others see it.
+    :param opened: opens *backend*; repeated until the store answers once.
+    """
+
+    def __init__(
+        self,
+        backend: RunBackend,
+        *,
+        heartbeat: Millis,
+        presence: Worker,
+        opened: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._backend = backend
+        self._heartbeat = heartbeat / 1000
+        self._presence = presence
+        self._open = opened
+        self._opened = False
+        self._clock = clock or SystemClock()
+        self._outage = Outage(self._clock)
+        self._held: dict[str, Held] = {}
+        """By token."""
+        self._told = _Told()
+        self._lock = threading.Lock()
+        """Of the two above: never held over a call to the store."""
+        self._io = threading.Lock()
+        """One call to the store at a time: a backend is one client."""
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._beat_at = 0.0
+
+    # --- for the gate and the requests --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the thread. After the pool has forked its children: they must not inherit it half-way."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="anarchon-keeper", daemon=True)
+            self._thread.start()
+
+    def ask(self, start: Start) -> StartResult:
+        """May this run start? The one call that its caller waits for.
+
+        :raises AnarchonError: the store did not answer; nothing is known.
+        """
+        with self._io:
+            self._ready()
+            return self._backend.start([start])[0]
+
+    def add(self, held: Held) -> None:
+        with self._lock:
+            self._held[held.hold.token] = held
+        self.begin()
+
+    def settle(self, held: Held, state: RunState, reason: str | None = None) -> None:
+        """The body has ended. The first end of a run counts."""
+        hold = held.hold
+        self._end(held, self._told.ends, Settlement(**vars(hold), state=state, reason=reason))
+
+    def retry(self, held: Held, delay: Millis) -> None:
+        """The body has ended in a retry, due in *delay*."""
+        self._end(held, self._told.tries, NextTry(**vars(held.hold), delay=delay))
+
+    def release(self, held: Held) -> None:
+        """The body has stopped before its end, and somebody else may go on."""
+        self._end(held, self._told.releases, held.hold)
+
+    def give_back(self, hold: RunHold, message_attempt: int) -> None:
+        """A start that was granted, or may have been, and whose body surely has not begun."""
+        with self._lock:
+            self._held.pop(hold.token, None)
+            self._told.backs.append(GiveBack(**vars(hold), message_attempt=message_attempt))
+        self._wake.set()
+
+    def unstarted(self, message: Unstarted) -> None:
+        """A message is gone that never asked to start."""
+        with self._lock:
+            self._told.unstarted.append(message)
+        self.begin()
+        self._wake.set()
+
+    def lost(self, token: str) -> bool | None:
+        """Whether that run is not surely this worker's any more; None: it is not held here."""
+        with self._lock:
+            held = self._held.get(token)
+        return None if held is None else self._is_lost(held)
+
+    def _is_lost(self, held: Held) -> bool:
+        return held.refused or self._clock.monotonic() > held.until
+
+    def _end(self, held: Held, kind: list[Any], end: Any) -> None:
+        with self._lock:
+            if held.ended:
+                return
+            held.ended = True
+            self._held.pop(held.hold.token, None)
+            kind.append(end)
+        self._wake.set()
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait(self._rest())
+            self._wake.clear()
+            self.turn()
+
+    def turn(self) -> None:
+        """Tell what there is to tell, and heartbeat when it is time. Raises nothing."""
+        if self._outage.remaining() > 0 and not self._stopping:
+            return
+        try:
+            self._time_out()
+            with self._io:
+                self._ready()
+                self._tell()
+                if self._clock.monotonic() >= self._beat_at:
+                    self._renew()
+                    self._backend.worker_seen(self._presence)
+                    self._beat_at = self._clock.monotonic() + self._heartbeat
+        except AnarchonError as error:
+            if self._outage.failed():
+                logger.error("the store is away; runs go on, their ends are kept: %s", error)
+        except Exception:
+            if self._outage.failed():
+                logger.exception("unexpected error in the keeper")
+        else:
+            if self._outage.away:
+                self._outage.answered()
+                logger.warning("the store is back")
+
+    def _ready(self) -> None:
+        if not self._opened:
+            self._open()
+            self._opened = True
+
+    def _rest(self) -> float:
+        if self._outage.away:
+            return max(0.05, self._outage.remaining())
+        now = self._clock.monotonic()
+        with self._lock:
+            deadlines = [held.deadline for held in self._held.values() if held.deadline is not None]
+        return max(0.0, min([self._beat_at, *deadlines]) - now)
+
+    def _time_out(self) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            over = [held for held in self._held.values() if held.deadline is not None and held.deadline <= now]
+        for held in over:
+            logger.error("%s runs longer than its timeout, and this pool cannot stop it: recorded so", held.name)
+            self.settle(held, RunState.TIMED_OUT, "time-limit")
+
+    def _tell(self) -> None:
+        """In the order of :class:`_Told`; what was not told stays, and so do the releases behind it (R4)."""
+        steps: tuple[tuple[str, Callable[[Any], Sequence[bool]]], ...] = (
+            ("backs", self._backend.give_back),
+            ("ends", self._backend.settle),
+            ("tries", self._backend.retrying),
+            ("unstarted", self._backend.unstarted),
+            ("releases", self._backend.release),
+        )
+        for name, tell in steps:
+            waiting = getattr(self._told, name)
+            while waiting:
+                with self._lock:
+                    some = list(waiting[:ROWS_A_CALL])
+                answers = tell(some)
+                with self._lock:
+                    del waiting[: len(some)]
+                if name in ("ends", "tries"):
+                    self._note_refused(some, answers)
+
+    @staticmethod
+    def _note_refused(ends: Sequence[RunHold], answers: Sequence[bool]) -> None:
+        for end, taken in zip(ends, answers, strict=True):
+            if not taken:
+                logger.warning(
+                    "%s attempt %d ended here too late: it was not this worker's any more, and its record stands",
+                    f"{end.job} {time_text(end.slot)}",
+                    end.attempt,
+                )
+
+    def _renew(self) -> None:
+        with self._lock:
+            held = [held for held in self._held.values() if not held.refused]
+        for start in range(0, len(held), ROWS_A_CALL):
+            some = held[start : start + ROWS_A_CALL]
+            asked = self._clock.monotonic()
+            for run, kept in zip(some, self._backend.heartbeat([run.hold for run in some]), strict=True):
+                if kept:
+                    run.until = asked + run.lease / 1000
+                elif not run.ended:
+                    run.refused = True
+                    logger.warning("%s attempt %d is not this worker's any more: lost", run.name, run.hold.attempt)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """All bodies have stopped: release what has not ended, tell everything, leave. Bounded by LAST_WORDS."""
+        self._stopping = True
+        with self._lock:
+            left = list(self._held.values())
+        for held in left:
+            self.release(held)
+        self._wake.set()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(LAST_WORDS)
+        if self._io.acquire(timeout=LAST_WORDS):
+            try:
+                if self._opened and (self._outage.remaining() == 0 or self._told):
+                    self._tell()
+                    self._backend.worker_left(self._presence.owner)
+            except Exception as error:
+                logger.warning("could not tell the store everything before the stop: %s", error)
+            finally:
+                self._io.release()
+        self._backend.close()

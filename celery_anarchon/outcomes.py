@@ -1,0 +1,147 @@
+"""What Celery's request callbacks mean for a run: success, failure, retry, a cut-off, a lost worker.
+
+Each callback goes on to do what it does in stock Celery, acknowledgements included; the run's end is told afterwards,
+through the keeper. The first end counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import (
+    SoftTimeLimitExceeded,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_anarchon import wire
+from celery_anarchon.keeper import Held, Keeper
+from celery_anarchon.model import Millis, RunState, Terms
+
+GONE = (WorkerLostError, SystemExit, KeyboardInterrupt)
+"""How a pool says that the process which ran the body is no more."""
+
+
+def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
+    """Let *keeper* know how *request* ends."""
+    on_success, on_failure, on_timeout = request.on_success, request.on_failure, request.on_timeout
+    on_retry, revoked, cancelled = request.on_retry, request._announce_revoked, request._announce_cancelled
+
+    def succeeded(outcome: Any, **kwargs: Any) -> Any:
+        answer = on_success(outcome, **kwargs)
+        # A failure has gone through `failed` by now, and the first end counts.
+        if not outcome[0]:
+            keeper.settle(held, RunState.SUCCEEDED)
+        return answer
+
+    def failed(info: Any, *args: Any, **kwargs: Any) -> Any:
+        retried = _watch_retry_of_lost_worker(request)
+        try:
+            return on_failure(info, *args, **kwargs)
+        finally:
+            if retried:
+                keeper.retry(held, 0)
+            _end(request, held, terms, keeper, _unwrapped(info.exception))
+
+    def timed_out(soft: bool, timeout: Any) -> Any:
+        answer = on_timeout(soft, timeout)
+        if not soft:
+            keeper.settle(held, RunState.TIMED_OUT, "time-limit")
+        return answer
+
+    def retried(info: Any) -> Any:
+        answer = on_retry(info)
+        keeper.retry(held, delay_of(_unwrapped(info.exception)))
+        return answer
+
+    def was_revoked(*args: Any, **kwargs: Any) -> Any:
+        answer = revoked(*args, **kwargs)
+        expired = bool(args and args[0] == "expired")
+        keeper.settle(held, RunState.FAILED, "expired" if expired else "revoked")
+        return answer
+
+    def was_cancelled(*args: Any, **kwargs: Any) -> Any:
+        # The body may still have a moment to live: released when the pool says that it has stopped, or when all has.
+        held.stopped = True
+        return cancelled(*args, **kwargs)
+
+    request.on_success, request.on_failure, request.on_timeout = succeeded, failed, timed_out
+    request.on_retry, request._announce_revoked, request._announce_cancelled = retried, was_revoked, was_cancelled
+
+
+def _end(request: Any, held: Held, terms: Terms, keeper: Keeper, error: BaseException) -> None:
+    """What a body's exception means. Retry has its callback, and ends nothing here."""
+    if isinstance(error, Retry):
+        return
+    if held.stopped:
+        keeper.release(held)
+    elif isinstance(error, GONE):
+        _worker_lost(request, held, terms, keeper)
+    elif isinstance(error, Reject) and error.requeue and request.task.acks_late:
+        keeper.release(held)
+    else:
+        state, reason = outcome_of(error)
+        keeper.settle(held, state, reason)
+
+
+def outcome_of(error: BaseException) -> tuple[RunState, str]:
+    """The end of a run whose body raised *error*, and why."""
+    for kind, state, reason in (
+        (Ignore, RunState.SUCCEEDED, "ignored"),
+        (Reject, RunState.FAILED, "rejected"),
+        (Terminated, RunState.FAILED, "revoked"),
+        (TimeLimitExceeded, RunState.TIMED_OUT, "time-limit"),
+        (SoftTimeLimitExceeded, RunState.TIMED_OUT, "soft-time-limit"),
+    ):
+        if isinstance(error, kind):
+            return state, reason
+    return RunState.FAILED, "exception"
+
+
+def _worker_lost(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
+    """The process that ran the body is gone: the next attempt may begin at once, if there is to be one."""
+    task = request.task
+    stored: Callable[[], Any] = getattr(request, "_success_was_stored", bool)
+    if stored():
+        keeper.settle(held, RunState.SUCCEEDED)
+    elif terms.max_attempts is not None and held.hold.attempt < terms.max_attempts:
+        keeper.release(held)
+    elif terms.max_attempts is None and task.acks_late and task.reject_on_worker_lost:
+        # Stock puts the message back, and its redelivery is the next attempt.
+        keeper.release(held)
+    else:
+        keeper.settle(held, RunState.LOST, "worker-lost")
+
+
+def _watch_retry_of_lost_worker(request: Any) -> list[bool]:
+    """Where Celery publishes a retry of its own for a lost worker: filled once it did."""
+    done: list[bool] = []
+    publish = getattr(request, "_retry_worker_lost", None)
+    if publish is not None:
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            answer = publish(*args, **kwargs)
+            if answer:
+                done.append(True)
+            return answer
+
+        request._retry_worker_lost = watched
+    return done
+
+
+def _unwrapped(error: BaseException) -> BaseException:
+    return error.exc if isinstance(error, ExceptionWithTraceback) else error
+
+
+def delay_of(error: BaseException) -> Millis:
+    """How long from now until the ETA of a retry."""
+    when = getattr(error, "when", None)
+    if isinstance(when, datetime):
+        now = datetime.now(when.tzinfo)
+        return max(0, wire.instant(when) - wire.instant(now)) if when.tzinfo else 0
+    return max(0, round(when * 1000)) if isinstance(when, (int, float)) else 0

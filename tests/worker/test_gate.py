@@ -1,0 +1,438 @@
+"""The gate in a real worker of this process: which messages run, what the record says, what the broker is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from celery.bootsteps import TERMINATE
+from celery.contrib.testing import worker as testing
+from celery.exceptions import Ignore, Reject
+
+from celery_anarchon import Anarchon, MemoryBackend, current_run, wire
+from celery_anarchon.backends.base import ClaimRequest, Confirmation
+from celery_anarchon.backends.memory import MemoryStore
+from celery_anarchon.backends.runs import Start
+from celery_anarchon.clock import SystemClock
+from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
+from celery_anarchon.model import Answer, GateAnswer, OnUnknown, Overlap, Run, RunState, Terms
+
+LEASE = 2_000
+TERMS = Terms(lease=LEASE, queue_timeout=60_000)
+
+
+class Flaky(MemoryBackend):
+    """A store that a test can switch off, for the worker only."""
+
+    away = False
+    deaf = False
+    """What is asked is applied, and no answer comes."""
+    asked = 0
+
+    def start(self, starts: Any) -> Any:
+        self.asked += 1
+        if self.away:
+            raise BackendUnavailable("switched off")
+        answers = super().start(starts)
+        if self.deaf:
+            raise OutcomeUnknown("no answer")
+        return answers
+
+    def heartbeat(self, holds: Any) -> Any:
+        if self.away:
+            raise BackendUnavailable("switched off")
+        return super().heartbeat(holds)
+
+    def settle(self, settlements: Any) -> Any:
+        if self.away:
+            raise BackendUnavailable("switched off")
+        return super().settle(settlements)
+
+
+class Shop:
+    """An app with a worker, a store, and messages of runs made by hand."""
+
+    def __init__(self, pool: str) -> None:
+        self.pool = pool
+        self.store = MemoryStore(SystemClock())
+        self.backend = MemoryBackend(store=self.store)
+        self.backend.open("shop")
+        self.workers = Flaky(store=self.store)
+        self.app = Celery(f"shop-{uuid.uuid4().hex}", broker=f"memory://{uuid.uuid4().hex}", set_as_current=False)
+        self.app.conf.update(
+            anarchon_lease=LEASE / 1000,
+            anarchon_heartbeat=0.2,
+            anarchon_app_name="shop",
+            result_backend="cache+memory://",
+            worker_pool=pool,
+            task_acks_late=False,
+            worker_hijack_root_logger=False,
+            broker_transport_options={"polling_interval": 0.02},
+        )
+        Anarchon(self.app, backend=self.workers)
+        self.bodies: list[tuple[str, int, int]] = []
+        self.go = threading.Event()
+        self.begun = threading.Event()
+        self.slot = self.backend.now() - 1_000
+        shop = self
+
+        def define(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+            return self.app.task(name=name, bind=True, shared=False, **options)  # type: ignore[no-any-return]
+
+        def note(task: Task) -> Any:
+            run = current_run()
+            assert run is not None
+            shop.bodies.append((run.job, run.attempt, task.request.retries))
+            return run
+
+        @self.app.task(name="nudge", shared=False)
+        def nudge() -> None:
+            pass
+
+        @define("quick")
+        def quick(task: Task) -> int:
+            note(task)
+            return 7
+
+        @define("slow")
+        def slow(task: Task) -> Any:
+            run = note(task)
+            shop.begun.set()
+            assert shop.go.wait(20)
+            return run.lost
+
+        @define("fails")
+        def fails(task: Task) -> None:
+            note(task)
+            raise KeyError("no")
+
+        @define("ignores")
+        def ignores(task: Task) -> None:
+            note(task)
+            raise Ignore
+
+        @define("rejects", acks_late=True)
+        def rejects(task: Task) -> None:
+            note(task)
+            raise Reject("no", requeue=False)
+
+        @define("retries", max_retries=5)
+        def retries(task: Task) -> None:
+            note(task)
+            if task.request.retries < 2:
+                raise task.retry(countdown=0.05)
+
+    def claimed(self, job: str, terms: Terms | None = TERMS, owner: str = "beat") -> int:
+        """A new claim of *job*; its slot."""
+        self.slot += 1
+        request = ClaimRequest(job=job, slot=self.slot, owner=owner, beat="beat", lease=60_000, terms=terms)
+        assert self.backend.claim([request])[0].answer is Answer.WON
+        return self.slot
+
+    def queued(self, job: str, terms: Terms | None = TERMS) -> int:
+        slot = self.claimed(job, terms)
+        assert self.backend.confirm([Confirmation(job=job, slot=slot, owner="beat", attempt=1, late=5)]) == [True]
+        return slot
+
+    def send(
+        self,
+        task: str,
+        job: str,
+        slot: int,
+        *,
+        attempt: int = 1,
+        terms: Terms | None = TERMS,
+        on_unknown: OnUnknown = OnUnknown.REPEAT,
+        namespace: str | None = None,
+        **options: Any,
+    ) -> str:
+        namespace = namespace or self.backend.namespace
+        header = wire.header(namespace=namespace, job=job, slot=slot, attempt=attempt, late=5, beat="beat")
+        if terms is not None:
+            header.update(wire.terms_header(terms, on_unknown))
+        task_id = wire.run_id(namespace, job, slot)
+        self.app.send_task(task, task_id=task_id, headers={"anarchon": header}, **options)
+        return task_id
+
+    def run(self, job: str, slot: int) -> Run | None:
+        found = [run for run in self.backend.history(job, 100) if wire.instant(run.slot) == slot]
+        return found[0] if found else None
+
+    def ends(self, job: str, slot: int, state: RunState, reason: str | None = None) -> Run:
+        run = until(lambda: (found := self.run(job, slot)) is not None and found.state is state and found)
+        assert run.reason == reason
+        return run
+
+    @contextmanager
+    def working(self) -> Iterator[Any]:
+        with testing.start_worker(
+            self.app, pool=self.pool, concurrency=2, perform_ping_check=False, shutdown_timeout=30, loglevel="INFO"
+        ) as worker:
+            yield worker
+            threading.Thread(target=self._nudge, args=(worker,), daemon=True).start()
+
+    def _nudge(self, worker: Any) -> None:
+        """A worker that is told to stop notices it with its next message, or seconds later."""
+        while worker.blueprint.state != TERMINATE:
+            self.app.send_task("nudge", headers={})
+            threading.Event().wait(0.05)
+
+    def is_empty(self) -> bool:
+        with self.app.connection_for_read() as connection:
+            return bool(connection.default_channel.queue_declare("celery", passive=True).message_count == 0)
+
+
+def until(condition: Callable[[], Any], patience: float = 20) -> Any:
+    """What *condition* answers once it is true."""
+    end = time.monotonic() + patience
+    pause = threading.Event()
+    while not (answer := condition()):
+        assert time.monotonic() < end, "it never came true"
+        pause.wait(0.01)
+    return answer
+
+
+@pytest.fixture(params=["solo", "threads"])
+def shop(request: pytest.FixtureRequest) -> Shop:
+    return Shop(request.param)
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "state", "reason"),
+    [
+        ("quick", RunState.SUCCEEDED, None),
+        ("fails", RunState.FAILED, "exception"),
+        ("ignores", RunState.SUCCEEDED, "ignored"),
+        ("rejects", RunState.FAILED, "rejected"),
+        ("retries", RunState.SUCCEEDED, None),
+        ("no-such-task", RunState.LOST_IN_QUEUE, "unknown-task"),
+    ],
+)
+def test_each_outcome_settles_the_run(shop: Shop, task: str, state: RunState, reason: str | None) -> None:
+    with shop.working() as worker:
+        slot = shop.queued("job")
+        shop.send(task, "job", slot)
+        run = shop.ends("job", slot, state, reason)
+    assert run.attempt == 1
+    if state is not RunState.LOST_IN_QUEUE:
+        assert run.worker == worker.hostname
+        assert run.started_at is not None and run.ended_at is not None and run.late == 0.005
+    bodies = {"retries": [("job", 1, 0), ("job", 1, 1), ("job", 1, 2)], "no-such-task": []}
+    assert shop.bodies == bodies.get(task, [("job", 1, 0)])
+    assert shop.backend.living("job") == []
+
+
+def test_an_expired_message_ends_in_the_queue(shop: Shop) -> None:
+    slot = shop.queued("job")
+    shop.send("quick", "job", slot, expires=-1)
+    with shop.working():
+        shop.ends("job", slot, RunState.LOST_IN_QUEUE, "expired")
+    assert shop.bodies == []
+
+
+def test_a_time_limit_that_the_pool_cannot_enforce(shop: Shop) -> None:
+    slot = shop.queued("job")
+    with shop.working():
+        task_id = shop.send("slow", "job", slot, time_limit=0.3)
+        shop.ends("job", slot, RunState.TIMED_OUT, "time-limit")
+        shop.go.set()
+        assert shop.app.AsyncResult(task_id).get(timeout=20) is True, "the body was not told"
+    assert shop.run("job", slot) == shop.ends("job", slot, RunState.TIMED_OUT, "time-limit")
+
+
+# --- which deliveries run ---------------------------------------------------------------------------------------------
+
+
+def test_a_copy_never_runs(shop: Shop) -> None:
+    """Beside the run and after it: acknowledged, counted, and no trace in the result."""
+    slot = shop.queued("job")
+    with shop.working():
+        task_id = shop.send("slow", "job", slot)
+        assert shop.begun.wait(20)
+        if shop.pool == "threads":
+            shop.send("slow", "job", slot)
+            until(lambda: shop.run("job", slot).refused == 1)  # type: ignore[union-attr]
+        shop.go.set()
+        shop.ends("job", slot, RunState.SUCCEEDED)
+        refused = shop.run("job", slot).refused  # type: ignore[union-attr]
+        shop.send("slow", "job", slot)
+        until(lambda: shop.run("job", slot).refused == refused + 1)  # type: ignore[union-attr]
+        assert shop.app.AsyncResult(task_id).get(timeout=20) is False
+        until(shop.is_empty)
+    assert shop.bodies == [("job", 1, 0)]
+
+
+def test_a_claim_whose_confirm_is_late_runs_and_stays_as_it_ended(shop: Shop) -> None:
+    slot = shop.claimed("job")
+    with shop.working():
+        shop.send("quick", "job", slot)
+        shop.ends("job", slot, RunState.SUCCEEDED)
+        assert shop.backend.confirm([Confirmation(job="job", slot=slot, owner="beat", attempt=1, late=5)]) == [False]
+        shop.ends("job", slot, RunState.SUCCEEDED)
+
+
+def test_a_run_that_a_beat_without_worker_side_sent(shop: Shop) -> None:
+    slot = shop.queued("job", None)
+    assert shop.run("job", slot).state is RunState.DISPATCHED  # type: ignore[union-attr]
+    with shop.working():
+        shop.send("quick", "job", slot, terms=None)
+        shop.ends("job", slot, RunState.SUCCEEDED)
+
+
+def test_an_earlier_attempt_is_stale(shop: Shop) -> None:
+    slot = shop.queued("job")
+    terms = Terms(lease=LEASE, queue_timeout=60_000, max_attempts=3)
+    start = Start(job="job", slot=slot, attempt=2, retries=0, token="elsewhere", worker="other", terms=terms)
+    assert shop.backend.start([start])[0].answer is GateAnswer.START
+    with shop.working():
+        shop.send("quick", "job", slot, attempt=1)
+        until(lambda: shop.run("job", slot).refused == 1)  # type: ignore[union-attr]
+    assert shop.bodies == []
+
+
+def test_another_namespace_runs_untracked(shop: Shop) -> None:
+    with shop.working():
+        task_id = shop.send("quick", "job", shop.slot, namespace="billing")
+        assert shop.app.AsyncResult(task_id).get(timeout=20) == 7
+    assert shop.run("job", shop.slot) is None
+
+
+def test_a_store_that_was_wiped(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """Recorded from the message and started; not beside a living run that it may not overlap."""
+    with shop.working():
+        shop.send("quick", "job", shop.slot)
+        shop.ends("job", shop.slot, RunState.SUCCEEDED)
+        assert "lost claim" in caplog.text
+        shop.queued("strict", terms := Terms(lease=LEASE, queue_timeout=60_000, overlap=Overlap.SKIP))
+        shop.send("quick", "strict", shop.slot - 500, terms=terms)
+        until(lambda: "another run of the job lives" in caplog.text)
+    assert shop.bodies == [("job", 1, 0)]
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_lease_is_kept_while_the_body_runs(shop: Shop) -> None:
+    slot = shop.queued("job")
+    with shop.working():
+        task_id = shop.send("slow", "job", slot)
+        assert shop.begun.wait(20)
+        record = shop.store.spaces[shop.backend.namespace].find("job", slot)
+        assert record is not None and record.lease_until is not None
+        first = record.lease_until
+        until(lambda: record.lease_until > first + 2 * LEASE)
+        shop.go.set()
+        assert shop.app.AsyncResult(task_id).get(timeout=20) is False
+        shop.ends("job", slot, RunState.SUCCEEDED)
+
+
+def test_a_run_that_was_taken_over_is_told_and_cannot_settle(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    terms = Terms(lease=LEASE, queue_timeout=60_000, max_attempts=2)
+    slot = shop.queued("job", terms)
+    with shop.working():
+        task_id = shop.send("slow", "job", slot, terms=terms)
+        assert shop.begun.wait(20)
+        record = shop.store.spaces[shop.backend.namespace].find("job", slot)
+        assert record is not None
+        record.attempt, record.token = 2, "another"
+        until(lambda: "lost" in caplog.text)
+        shop.go.set()
+        assert shop.app.AsyncResult(task_id).get(timeout=20) is True
+        until(lambda: "its record stands" in caplog.text)
+    assert (record.state, record.attempt, record.token) == (RunState.RUNNING, 2, "another")
+
+
+def test_a_store_that_is_away_while_a_body_runs(shop: Shop) -> None:
+    """Shorter than the lease: nothing. Longer: told; and kept, if the store still says so afterwards."""
+    slot = shop.queued("job")
+    with shop.working() as worker:
+        task_id = shop.send("slow", "job", slot)
+        assert shop.begun.wait(20)
+        shop.workers.away = True
+        side = worker._process_task.__self__ if hasattr(worker._process_task, "__self__") else worker._process_task
+        keeper = side._keeper
+        token = next(iter(keeper._held))
+        until(lambda: keeper.lost(token) is True)
+        shop.workers.away = False
+        until(lambda: keeper.lost(token) is False)
+        shop.go.set()
+        assert shop.app.AsyncResult(task_id).get(timeout=20) is False
+        shop.ends("job", slot, RunState.SUCCEEDED)
+
+
+# --- a store that cannot be asked -------------------------------------------------------------------------------------
+
+
+def test_held_until_the_store_answers(shop: Shop) -> None:
+    shop.workers.away = True
+    slot = shop.queued("job")
+    with shop.working():
+        shop.send("quick", "job", slot)
+        until(lambda: shop.workers.asked >= 2)
+        assert shop.bodies == []
+        shop.workers.away = False
+        shop.ends("job", slot, RunState.SUCCEEDED)
+    assert shop.bodies == [("job", 1, 0)]
+
+
+def test_an_answer_that_was_lost_is_asked_for_again(shop: Shop) -> None:
+    """As the same delivery: else it would be refused as a copy of itself."""
+    shop.workers.deaf = True
+    slot = shop.queued("job")
+    with shop.working():
+        shop.send("quick", "job", slot)
+        until(lambda: shop.workers.asked >= 2)
+        shop.workers.deaf = False
+        run = shop.ends("job", slot, RunState.SUCCEEDED)
+    assert (run.attempt, run.refused, shop.bodies) == (1, 0, [("job", 1, 0)])
+
+
+@pytest.mark.parametrize("on_unknown", list(OnUnknown))
+def test_on_unknown(shop: Shop, on_unknown: OnUnknown) -> None:
+    shop.app.conf.anarchon_gate_wait = 0.7
+    shop.workers.deaf = True
+    slot = shop.queued("job")
+    with shop.working():
+        shop.send("quick", "job", slot, on_unknown=on_unknown)
+        if on_unknown is OnUnknown.REPEAT:
+            until(lambda: shop.bodies)
+        else:
+            shop.ends("job", slot, RunState.LOST_IN_QUEUE, "store-unknown")
+        until(shop.is_empty)
+    assert shop.bodies == ([("job", 1, 0)] if on_unknown is OnUnknown.REPEAT else [])
+
+
+def test_no_hot_loop_while_the_store_is_away(shop: Shop) -> None:
+    """Twenty held messages ask as often as one does."""
+    shop.app.conf.anarchon_gate_wait = 60
+    shop.workers.away = True
+    slots = [shop.queued("job") for _ in range(20)]
+    with shop.working():
+        for slot in slots:
+            shop.send("quick", "job", slot)
+        until(lambda: shop.workers.asked >= 3)
+        # Looks at 0, 0.5 and 1.5 s: the first to come asks for all.
+        assert shop.workers.asked <= 4
+        shop.workers.away = False
+        for slot in slots:
+            shop.ends("job", slot, RunState.SUCCEEDED)
+    assert len(shop.bodies) == 20
+
+
+def test_untracked_tasks_do_not_know(shop: Shop) -> None:
+    @shop.app.task(name="plain", shared=False)
+    def plain() -> bool:
+        return current_run() is None
+
+    with shop.working():
+        assert plain.delay().get(timeout=20) is True
+    assert shop.workers.asked == 0
