@@ -301,7 +301,9 @@ class Source:
     def _meaning(self, error: Exception, *, writes: bool) -> AnarchonError:
         words = " ".join(str(error).split()) or type(error).__name__
         text = f"{self.address.text}: {words}"
-        if isinstance(error, (trouble.AccessRefused, trouble.NotAllowed, trouble.PreconditionFailed)):
+        # A node that starts says "precondition failed" of streams that are not up yet.
+        mismatch = isinstance(error, trouble.PreconditionFailed) and "inequivalent" in words
+        if mismatch or isinstance(error, (trouble.AccessRefused, trouble.NotAllowed)):
             return ConfigurationError(text)
         return OutcomeUnknown(text) if writes else BackendUnavailable(text)
 
