@@ -148,6 +148,8 @@ class StreamClaims(Claims):
     def _log(self, link: Link) -> _Log:
         log: _Log | None = link.state.get("log")
         if log is None:
+            # After a crash of the server a stream may stay down until somebody declares it.
+            self.prepare(link)
             # The server starts with the chunk that holds this time.
             since = datetime.now(timezone.utc) - timedelta(milliseconds=self._window + 60_000)
             log = link.state["log"] = _Log(link.tail(self._names.claims, since.replace(tzinfo=None)))

@@ -71,6 +71,8 @@ class Link:
         self._tag = 0
         self._open: dict[int, Post] = {}
         self._homeless: set[int] = set()
+        self.sent = False
+        """Whether this call has published anything."""
         self.state: dict[str, Any] = {}
         """For whoever uses the link; gone with it."""
 
@@ -89,6 +91,7 @@ class Link:
                 self.declare(post.queue, post.declare, wait=False)
             self._tag += 1
             self._open[self._tag] = post
+            self.sent = True
             message = amqp.Message(
                 post.body, delivery_mode=2, content_type="application/json", message_id=str(self._tag)
             )
@@ -254,13 +257,14 @@ class Source:
         try:
             with self._lock:
                 link = self._ready()
+                link.sent = False
                 try:
                     yield link
                 except BaseException as error:
                     self._drop()
                     if isinstance(error, AnarchonError) or not isinstance(error, Exception):
                         raise
-                    raise self._meaning(error, writes=writes) from error
+                    raise self._meaning(error, writes=writes and link.sent) from error
         finally:
             if self.closed:
                 self._drop_if_idle()

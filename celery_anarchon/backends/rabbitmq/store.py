@@ -253,16 +253,17 @@ class RabbitMQStore(ClaimBackend):
     def _write(self, items: Sequence[tuple[str, bytes]]) -> None:
         if not items:
             return
-        with self._source.use(writes=True) as link:
-            for stream in dict.fromkeys(self._names.history(job) for job, _ in items):
-                if stream not in self._made:
-                    link.declare(stream, HISTORY)
-                    self._made.add(stream)
-            try:
+        try:
+            with self._source.use(writes=True) as link:
+                for stream in dict.fromkeys(self._names.history(job) for job, _ in items):
+                    if stream not in self._made:
+                        link.declare(stream, HISTORY)
+                        self._made.add(stream)
                 self._store(link, [Post(self._names.history(job), body) for job, body in items])
-            except BackendUnavailable:
-                self._made.clear()
-                raise
+        except AnarchonError:
+            # One may be gone, or down until somebody declares it.
+            self._made.clear()
+            raise
 
     def _store(self, link: Link, posts: Sequence[Post]) -> None:
         link.publish(posts)
