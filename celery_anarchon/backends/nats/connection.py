@@ -284,7 +284,8 @@ class Handed(Connection):
         self._pid = os.getpid()
 
     def run(self, work: _Work[_T]) -> _T:
-        loop = getattr(self._client, "_loop", None)
+        task = getattr(self._client, "_reading_task", None)
+        loop = None if task is None else task.get_loop()
         if self._pid != os.getpid():
             raise ConfigurationError("connection=... was made before a fork: give servers=..., or connect in the child")
         if loop is None or not loop.is_running():

@@ -20,7 +20,7 @@ from typing import Any
 from celery_anarchon import wire
 from celery_anarchon.backends.base import ClaimRequest
 from celery_anarchon.backends.claimonly import claimed, decode, encode
-from celery_anarchon.backends.rabbitmq.link import Fate, Link, Post, Tail
+from celery_anarchon.backends.rabbitmq.link import Arguments, Fate, Link, Post, Tail
 from celery_anarchon.model import Answer, Millis
 
 NAME_LIMIT = 200
@@ -71,9 +71,9 @@ class Claims(abc.ABC):
         self._names = names
         self._window = window
 
-    @abc.abstractmethod
-    def prepare(self, link: Link) -> None:
-        """Make what claims need, or see that it fits."""
+    def streams(self) -> dict[str, Arguments]:
+        """What claims need beforehand."""
+        return {}
 
     @abc.abstractmethod
     def ask(self, link: Link, requests: Sequence[ClaimRequest], answers: list[Answer], now: Millis) -> None:
@@ -84,9 +84,6 @@ class QueueClaims(Claims):
     """See the module."""
 
     knows_owner = False
-
-    def prepare(self, link: Link) -> None:
-        """Each claim makes its own queue."""
 
     def ask(self, link: Link, requests: Sequence[ClaimRequest], answers: list[Answer], now: Millis) -> None:
         arguments = {
@@ -115,15 +112,13 @@ class StreamClaims(Claims):
 
     knows_owner = True
 
-    def prepare(self, link: Link) -> None:
-        link.declare(
-            self._names.claims,
-            {
-                "x-queue-type": "stream",
-                "x-max-age": f"{-(-2 * self._window // 1000)}s",
-                "x-stream-max-segment-size-bytes": _SEGMENT,
-            },
-        )
+    def streams(self) -> dict[str, Arguments]:
+        arguments = {
+            "x-queue-type": "stream",
+            "x-max-age": f"{-(-2 * self._window // 1000)}s",
+            "x-stream-max-segment-size-bytes": _SEGMENT,
+        }
+        return {self._names.claims: arguments}
 
     def ask(self, link: Link, requests: Sequence[ClaimRequest], answers: list[Answer], now: Millis) -> None:
         log = self._log(link)
@@ -149,7 +144,8 @@ class StreamClaims(Claims):
         log: _Log | None = link.state.get("log")
         if log is None:
             # After a crash of the server a stream may stay down until somebody declares it.
-            self.prepare(link)
+            for stream, arguments in self.streams().items():
+                link.declare(stream, arguments)
             # The server starts with the chunk that holds this time.
             since = datetime.now(timezone.utc) - timedelta(milliseconds=self._window + 60_000)
             log = link.state["log"] = _Log(link.tail(self._names.claims, since.replace(tzinfo=None)))

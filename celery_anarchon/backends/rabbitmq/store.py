@@ -106,15 +106,18 @@ class RabbitMQStore(ClaimBackend):
     def open(self, app_name: str, *, create: bool = True) -> None:
         self._source.closed = False
         with self._source.use(writes=False) as link:
-            if not create and not link.exists(self._names.meta):
+            there = link.exists(self._names.meta)
+        if not there:
+            if not create:
                 return
+            self._source.declare(self._names.meta, META)
+        with self._source.use(writes=False) as link:
             self._check(self._charter(link, app_name), app_name)
-            if create:
-                self._claims.prepare(link)
+        for stream, arguments in self._claims.streams().items() if create else ():
+            self._source.declare(stream, arguments)
 
     def _charter(self, link: Link, app_name: str) -> dict[str, Any]:
         """What the first beat of this namespace has written. Several may write at once: what came first counts."""
-        link.declare(self._names.meta, META)
         found = link.read(self._names.meta)
         if not found:
             charter = {
@@ -254,11 +257,11 @@ class RabbitMQStore(ClaimBackend):
         if not items:
             return
         try:
+            for stream in dict.fromkeys(self._names.history(job) for job, _ in items):
+                if stream not in self._made:
+                    self._source.declare(stream, HISTORY)
+                    self._made.add(stream)
             with self._source.use(writes=True) as link:
-                for stream in dict.fromkeys(self._names.history(job) for job, _ in items):
-                    if stream not in self._made:
-                        link.declare(stream, HISTORY)
-                        self._made.add(stream)
                 self._store(link, [Post(self._names.history(job), body) for job, body in items])
         except AnarchonError:
             # One may be gone, or down until somebody declares it.
