@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
-import random
+import secrets
 import select
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -174,8 +174,10 @@ class Link:
     def close(self) -> None:
         """Say goodbye, and wait for no answer."""
         with suppress(Exception):
-            self._connection.transport.sock.settimeout(0.2)
-            self._connection.send_method(spec.Connection.Close, "BsBB", (200, "", 0, 0))
+            # Where it is closed already, py-amqp would connect anew.
+            if self._connection.connected:
+                self._connection.transport.sock.settimeout(0.2)
+                self._connection.send_method(spec.Connection.Close, "BsBB", (200, "", 0, 0))
         with suppress(Exception):
             self._connection.collect()
 
@@ -288,7 +290,7 @@ class Source:
                 if not isinstance(error.__cause__, trouble.InternalError) or SystemClock().monotonic() > give_up:
                     raise
                 logger.debug("%s, once more", error)
-            threading.Event().wait(random.uniform(0.02, 0.2))
+            threading.Event().wait(0.02 + secrets.randbelow(180) / 1000)
 
     def _after_fork(self) -> None:
         if self._link is not None:
