@@ -71,8 +71,6 @@ def test_options_of_a_url() -> None:
         ("postgres://u:secret@host/1", ["postgres:// is not in this release", "sqlite://", "postgres://u:***@host/1"]),
         ("postgresql+psycopg://user:secret@host/db", ["not in this release"]),
         ("db+postgresql://user:secret@host/db", ["not in this release"]),
-        ("amqp://user:secret@host//", ["not in this release"]),
-        ("nats://secret@host", ["not in this release"]),
         ("libsql://host?auth_token=secret", ["not in this release"]),
     ],
 )
@@ -123,7 +121,7 @@ def outsiders(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (
             ("clay", f"{__name__}:Outsider"),
             ("sqlite", f"{__name__}:Outsider"),
-            ("nats", "no_such_module_of_nats:Backend"),
+            ("libsql", "no_such_module_of_libsql:Backend"),
             ("stone", f"{__name__}:Nobody"),
             ("wax", f"{__name__}:Unreachable"),
         )
@@ -141,8 +139,8 @@ def test_an_entry_point_brings_a_scheme() -> None:
 
 @pytest.mark.usefixtures("outsiders")
 def test_an_entry_point_that_cannot_be_loaded_is_named() -> None:
-    text = refusal("nats://secret@host")
-    assert "no_such_module_of_nats" in text and 'pip install "celery-anarchon[nats]"' in text
+    text = refusal("libsql://host?auth_token=secret")
+    assert "no_such_module_of_libsql" in text and 'pip install "celery-anarchon[libsql]"' in text
     assert f"{__name__}:Nobody" in refusal("stone://x")
     assert "from_url" in refusal("wax://x")
 
