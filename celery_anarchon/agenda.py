@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from celery_anarchon import slots
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
+from celery_anarchon.timetable import Chain
 
 
 @dataclass(eq=False)
@@ -54,6 +55,10 @@ class Agenda:
 
     def plan_again(self, watched: Watched) -> None:
         """Put the job where its next undecided slot falls due. Raises what its timetable raises."""
+        if isinstance(watched.job.timetable, Chain):
+            # Only by asking it, with the store's last run, is it known when.
+            self.look_at(watched, watched.not_before)
+            return
         due = slots.due_at(watched.job.name, watched.job.timetable, watched.job.options, watched.cursor)
         if due is not None:
             self.look_at(watched, max(due, watched.not_before))

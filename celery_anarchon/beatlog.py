@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shlex
 
 from celery_anarchon import events
 from celery_anarchon.errors import AnarchonError
 from celery_anarchon.model import Answer
 from celery_anarchon.publishing import BrokerAway, PublishUnclear
-from celery_anarchon.wire import time_text
+from celery_anarchon.wire import instant, time_text
 
 logger = logging.getLogger("celery_anarchon.beat")
 
@@ -56,6 +57,18 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
         case events.TookOver(started=True):
             return logging.WARNING, (
                 f"took over {event.job} {time_text(event.slot)}: its worker let it go; attempt {event.attempt}"
+            )
+        case events.Blocked(run=run):
+            where = f" on worker {run.worker}" if run.worker else ""
+            return logging.WARNING, (
+                f"{event.job}: {event.skipped} slots in a row skipped, because run {run.run_id} of "
+                f"{time_text(instant(run.slot))} is {run.state}{where}; if it is dead: "
+                f"celery anarchon release {shlex.quote(event.job)}"
+            )
+        case events.NoWorkers():
+            return logging.WARNING, (
+                f"no worker that asks the store is there, and {', '.join(event.jobs)} rely on one (overlap, "
+                "max_attempts): does the workers' module have the Anarchon(app, ...) line?"
             )
         case events.RunEnded():
             return logging.WARNING, f"{event.job} {time_text(event.slot)} {event.state} ({event.reason})"

@@ -16,6 +16,7 @@ from celery_anarchon.journal import Journal
 from celery_anarchon.model import Answer, Millis, RunState
 from celery_anarchon.options import Settings
 from celery_anarchon.roster import Roster
+from celery_anarchon.skips import Skips
 from celery_anarchon.wants import Want, Won
 
 PAUSES: dict[Answer, Millis] = {Answer.TOO_EARLY: 1_000, Answer.WAIT: 500, Answer.UNKNOWN: 500}
@@ -33,6 +34,7 @@ class Claiming:
         fanout: events.Fanout,
         roster: Roster,
         journal: Journal,
+        skips: Skips,
         *,
         owner: str,
         label: str,
@@ -43,6 +45,7 @@ class Claiming:
         self._fanout = fanout
         self._roster = roster
         self._journal = journal
+        self._skips = skips
         self._owner = owner
         self._label = label
 
@@ -73,6 +76,7 @@ class Claiming:
             elif answer is Answer.WON and not self._journal.holds(job, want.slot):
                 deadline = self._journal.deadline(job, want.slot) if self._journal.applies else lease_over
                 won.append(Won(job, want.slot, result.attempt, deadline, want))
+                self._skips.won(job.name)
             else:
                 want.decided = True
                 self._note(want, answer)
@@ -101,6 +105,8 @@ class Claiming:
         if answer in (Answer.SKIPPED, Answer.WAITING):
             # It has a record now, so an old one of its job may have to go.
             self._roster.touched(want.watched)
+            if answer is Answer.SKIPPED:
+                self._skips.skipped(want.watched.job.name)
         elif answer is Answer.TOO_OLD and self._journal.applies:
             # The store has recorded it, where it knows that nobody has sent it.
             self._fanout.emit(

@@ -180,6 +180,8 @@ def _fields(
 
 
 def _checked(name: str, values: Collection[int], allowed: frozenset[int]) -> frozenset[int]:
+    if values and allowed.issuperset(values) and set(map(type, values)) == {int}:
+        return frozenset(values)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
             raise ConfigurationError(

@@ -27,6 +27,7 @@ from celery_anarchon.backends.base import (
     Confirmation,
     Outcome,
 )
+from celery_anarchon.chains import Chains
 from celery_anarchon.claiming import Claiming
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError, BackendUnavailable, OutcomeUnknown
@@ -39,8 +40,9 @@ from celery_anarchon.outage import Outage
 from celery_anarchon.publishing import BrokerAway, Dispatch, Publisher, PublishUnclear
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
+from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper, Taken
-from celery_anarchon.timetable import At
+from celery_anarchon.timetable import At, Chain
 from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Want, Won, batches, move_cursors
 
@@ -102,12 +104,22 @@ class Dispatcher:
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
+        self._chains = Chains(backend, self._roster, max_interval)
+        self._skips = Skips(backend, self.fanout)
         self._sweeper = Sweeper(
             backend, self.settings, self.clock, self._job_named, self.fanout, owner=owner, label=label
         )
         self._unsent = Unsent(self._journal, self._ledger, self._sweeper, self.fanout, owner=owner)
         self._claiming = Claiming(
-            backend, self.settings, self.clock, self.fanout, self._roster, self._journal, owner=owner, label=label
+            backend,
+            self.settings,
+            self.clock,
+            self.fanout,
+            self._roster,
+            self._journal,
+            self._skips,
+            owner=owner,
+            label=label,
         )
 
     def open(self) -> None:
@@ -162,6 +174,7 @@ class Dispatcher:
                 self._ask_again()
                 self._dispatch_due()
                 self._sweep_when_due()
+                self._skips.tell()
         except AnarchonError as error:
             self._store_failed(error)
         except Exception as error:
@@ -198,7 +211,11 @@ class Dispatcher:
     def _plan(self, watched: Watched, now: Millis) -> list[Want]:
         """What the job owes; a timetable that fails is one job's trouble, and tried again later."""
         try:
+            if isinstance(watched.job.timetable, Chain):
+                return self._chains.wants(watched, watched.job.timetable, now)
             return self._plan_one(watched, now)
+        except (BackendUnavailable, OutcomeUnknown):
+            raise
         except Exception as error:
             self.fanout.emit(events.JobTrouble(job=watched.job.name, error=error))
             watched.not_before = now + round(self.max_interval * 1000)
@@ -254,7 +271,7 @@ class Dispatcher:
         self._ledger.tell(self.clock.monotonic())
 
     def _publish_one(self, item: Won) -> None:
-        late = max(0, self.clock.wall() - item.slot)
+        late = max(0, self.clock.wall() - item.due)
         run_id = wire.run_id(self.backend.namespace, item.job.name, item.slot)
         job, slot = item.job.name, item.slot
         self.fanout.emit(

@@ -29,7 +29,8 @@ from celery_anarchon.options import (
     scheduler_settings,
 )
 from celery_anarchon.pace import check_pace
-from celery_anarchon.schedules import cron, kind_of, timetable_of
+from celery_anarchon.schedules import cron, kind_of, timetable_by_class, timetable_of
+from celery_anarchon.timetable import Chain
 from celery_anarchon.zonedata import packaged
 
 ENTRY_KEYS = frozenset({"task", "schedule", "args", "kwargs", "options", "relative"})
@@ -135,16 +136,20 @@ class JobFactory:
         if not isinstance(given, Mapping):
             raise OptionError(f'job {name!r}: "options": {{"anarchon": ...}} must be a mapping, not {given!r}')
         try:
-            kind = kind_of(entry.schedule, job=name)
+            schedule = timetable_by_class(entry.schedule, job=name, app=self.app)
+            kind = kind_of(schedule, job=name)
             options = job_options(name, kind, self._sources(name, kind, entry, given), self.traits, self.settings)
-            timetable = timetable_of(
-                entry.schedule, job=name, app=self.app, offset=options.offset, timezone=options.timezone
-            )
+            timetable = timetable_of(schedule, job=name, app=self.app, offset=options.offset, timezone=options.timezone)
             check_pace(name, options, timetable, self.traits, SystemClock().wall())
         except ConfigurationError:
             raise
         except Exception as error:
             raise ConfigurationError(f"job {name!r}: {type(error).__name__}: {error}") from error
+        if isinstance(timetable, Chain) and not self.traits.leases:
+            raise ConfigurationError(
+                f"job {name!r}: its class names no slots beforehand ({timetable.reason}), and this store cannot tell "
+                "what the last run was; register a timetable for the class, or use a store with leases"
+            )
         if options.timeout is not None and (entry.options or {}).get("time_limit") is not None:
             raise OptionError(f"job {name!r}: options 'timeout' and 'time_limit' mean the same; remove one of them")
         if entry.task in CANVAS and options.needs_workers:
@@ -173,7 +178,7 @@ class JobFactory:
         default = DAY if options.overlap is Overlap.ALLOW else HOUR
         return Terms(
             lease=self.settings.lease,
-            queue_timeout=options.queue_timeout or _span(expires) or default,
+            queue_timeout=options.queue_timeout or max(0, _span(expires) or 0) or default,
             max_attempts=options.max_attempts,
             overlap=options.overlap,
         )

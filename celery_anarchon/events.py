@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from celery_anarchon.model import Answer, Millis, RunState
+from celery_anarchon.model import Answer, Millis, Run, RunState
 
 logger = logging.getLogger("celery_anarchon.beat")
 
@@ -106,6 +106,22 @@ class ClaimUnresolved:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Blocked:
+    """So many slots of a job were skipped in a row, because this run of it lives."""
+
+    job: str
+    skipped: int
+    run: Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoWorkers:
+    """These jobs rely on workers that ask the store, and none is there."""
+
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlotsGivenUp:
     """Slots of one job that will not be sent, and why (kebab-case)."""
 
@@ -175,6 +191,8 @@ Event: TypeAlias = (
     | Unclear
     | TookOver
     | RunEnded
+    | Blocked
+    | NoWorkers
     | LeaseOver
     | ClaimUnresolved
     | SlotsGivenUp

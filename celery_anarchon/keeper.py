@@ -36,6 +36,8 @@ from celery_anarchon.wire import time_text
 logger = logging.getLogger("celery_anarchon.worker")
 
 ROWS_A_CALL = 500
+GATHER = 0.02
+"""Seconds that the end of a run waits for others to go with it."""
 LAST_WORDS = 3.0
 """Seconds that a stopping worker gives the store to hear the ends of its runs."""
 
@@ -107,6 +109,8 @@ class Keeper:
         self._io = threading.Lock()
         """One call to the store at a time: a backend is one client."""
         self._wake = threading.Event()
+        self._gathered = threading.Event()
+        """Set by the stop only: nothing is waited for any more."""
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._beat_at = 0.0
@@ -182,7 +186,9 @@ class Keeper:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._wake.wait(self._rest())
+            if self._wake.wait(self._rest()) and not self._stopping:
+                # Ends come in bursts: a moment's patience makes one call of many.
+                self._gathered.wait(GATHER)
             self._wake.clear()
             self.turn()
 
@@ -279,6 +285,7 @@ class Keeper:
     def stop(self) -> None:
         """All bodies have stopped: release what has not ended, tell everything, leave. Bounded by LAST_WORDS."""
         self._stopping = True
+        self._gathered.set()
         with self._lock:
             left = list(self._held.values())
         for held in left:

@@ -187,6 +187,7 @@ class Run:
     attempt: int = 1
     manual: bool = False
     claimed_at: datetime | None = None
+    """When it was first claimed. It never changes: a takeover leaves it, and chained jobs build on it."""
     sent_at: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None

@@ -28,6 +28,9 @@ WORKER_SIDE = frozenset({"overlap", "max_attempts", "queue_timeout", "on_unknown
 LEASE_ONLY = frozenset({"catch_up", "coalesce"}) | WORKER_SIDE
 """Options that a claim-only store cannot honour."""
 
+SLOTS_ONLY = frozenset({"jitter", "max_late", "catch_up", "coalesce", "history_ttl"})
+"""Options that mean nothing without slots that are known beforehand; and the last run must stay in the history."""
+
 LATER_SETTINGS = frozenset({"max_skew", "one_step", "shadow", "http_port"})
 """Settings whose names are reserved for features that this release does not have."""
 
@@ -43,6 +46,8 @@ class Kind(str, enum.Enum):
     CRON = "cron"
     AT = "at"
     SOLAR = "solar"
+    CUSTOM = "of a class of its own"
+    CHAIN = "of a class that names no slots beforehand"
 
     def __str__(self) -> str:
         return self.value
@@ -288,6 +293,8 @@ def _cannot(name: str, kind: Kind, traits: Traits) -> str | None:
         return f"is the zone of a crontab, and this job is {kind}"
     if name == "overlap" and kind is Kind.AT:
         return "is about the next slot, and an at() job has one only"
+    if name in SLOTS_ONLY and kind is Kind.CHAIN:
+        return f"needs slots that are known beforehand, and this job is {kind}"
     if name in LEASE_ONLY and not traits.leases:
         return "needs a store with leases, and this one only takes claims"
     if name in WORKER_SIDE and not traits.follows_runs:

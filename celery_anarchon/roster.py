@@ -22,6 +22,12 @@ from celery_anarchon.zonedata import as_text, disagreements, fingerprints, zones
 
 TIDY_BATCH = 500
 
+WORKER_LIVES = 3
+"""A worker that was not seen for so many heartbeats is not there."""
+
+PATIENCE = 6
+"""Heartbeats that a fleet may be without workers before it is said."""
+
 DAY: Millis = 86_400_000
 
 
@@ -61,6 +67,9 @@ class Roster:
         self.had_workers = False
         """Whether a worker that asks the store was ever seen. Until then runs end, for the store, when they are sent:
         nobody would settle them."""
+        self._needy: tuple[str, ...] = ()
+        """Jobs that rely on workers which ask the store."""
+        self._looks_left = PATIENCE
         self.agreed = False
         """Whether all living beats have the same schedule."""
 
@@ -71,6 +80,7 @@ class Roster:
             digest.update(f"{name}\0{jobs[name].timetable.key}\0".encode())
         self._schedule = digest.hexdigest()[:16]
         self._zone_names = frozenset(zones_of(job.timetable for job in jobs.values()))
+        self._needy = tuple(sorted(name for name, job in jobs.items() if job.options.needs_workers))
 
     def first_sight(self, jobs: Sequence[Job]) -> list[Registration]:
         """Tell the store that these jobs are scheduled; what it knows of each."""
@@ -118,11 +128,23 @@ class Roster:
             self._fanout.emit(events.SkewSeen(skew=self._skew))
         living = self._backend.beats(within=3 * self._settings.heartbeat)
         self.others_live = any(beat.owner != self._owner for beat in living)
-        if isinstance(self._backend, RunBackend) and not self.had_workers:
-            self.had_workers = self._backend.ever_had_workers()
+        if isinstance(self._backend, RunBackend):
+            self._look_for_workers(self._backend)
         self.agreed = all(beat.schedule == self._schedule for beat in living)
         self._compare_zones(living)
         self._presence_at = self._clock.monotonic() + self._settings.heartbeat / 1000
+
+    def _look_for_workers(self, backend: RunBackend) -> None:
+        if not self.had_workers:
+            self.had_workers = backend.ever_had_workers()
+        if self._needy and self._looks_left:
+            # Not at the first look: workers and beats are often started together.
+            self._looks_left = (
+                0 if backend.workers(within=WORKER_LIVES * self._settings.heartbeat) else self._looks_left - 1
+            )
+            if self._looks_left == 1:
+                self._looks_left = 0
+                self._fanout.emit(events.NoWorkers(jobs=self._needy))
 
     def _zone_data(self, now: Millis) -> str:
         """What this beat's zone data says: worked out once a day, and when other zones come into use."""

@@ -1,8 +1,8 @@
 """Celery's schedules as timetables, and schedules of our own for Celery.
 
-Belongs here: :func:`timetable_of`, what it refuses and why; :class:`every`, :class:`cron` and :class:`at`, which are
-valid in any ``beat_schedule`` and keep their slots under stock beat too. Does not belong here: what a slot is
-(:mod:`celery_anarchon.timetable`).
+Belongs here: :func:`timetable_of`, what it refuses and why; :func:`register_timetable`; :class:`every`, :class:`cron`
+and :class:`at`, which are valid in any ``beat_schedule`` and keep their slots under stock beat too. Does not belong
+here: what a slot is (:mod:`celery_anarchon.timetable`), and how a class is replayed (:mod:`celery_anarchon.replay`).
 """
 
 from __future__ import annotations
@@ -10,23 +10,35 @@ from __future__ import annotations
 import binascii
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone, tzinfo
+from functools import lru_cache
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from celery import Celery
 from celery import schedules as stock
-from celery.utils.time import LocalTimezone
 
+from celery_anarchon.appzones import app_zone, named, named_zone, own_zone
 from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.model import Millis
 from celery_anarchon.options import Kind
+from celery_anarchon.replay import Replay, Successor, key_of, why_not
+from celery_anarchon.rruletable import RRule, is_fixed
 from celery_anarchon.solar import Solar
-from celery_anarchon.timetable import At, Interval, Timetable, at_instant, cron_from_fields, cron_from_text, zone_of
+from celery_anarchon.timetable import (
+    At,
+    Chain,
+    Interval,
+    Timetable,
+    at_instant,
+    cron_from_fields,
+    cron_from_text,
+    zone_of,
+)
 
-__all__ = ["at", "cron", "every", "kind_of", "timetable_of"]
+__all__ = ["at", "cron", "every", "kind_of", "register_timetable", "timetable_of"]
 
 logger = logging.getLogger("celery_anarchon.beat")
 
@@ -43,6 +55,11 @@ _EVERY_MINUTE, _EVERY_HOUR, _EVERY_DAY = timedelta(minutes=1), timedelta(hours=1
 _DUE = frozenset({"is_due", "remaining_estimate", "remaining_delta", "_delta_to_next"})
 _ZONED_CRONTABS = frozenset({("django_celery_beat.tzcrontab", "TzAwareCrontab")})
 """Crontab classes whose ``is_due`` differs from stock in the zone only."""
+_CLOCKED = ("django_celery_beat.clockedschedule", "clocked")
+"""Due once, and then for ever: its scheduler disables it."""
+_RRULE = ("redbeat.schedules", "rrule")
+
+_registered: dict[type, Callable[[Any], Timetable]] = {}
 
 
 # --- schedules of our own ---------------------------------------------------------------------------------------------
@@ -101,7 +118,7 @@ class every(_TimetableSchedule):
         self.every_ms = parse_duration(interval, "every(): interval", negative=True)
         self.offset: Millis | Literal["auto"]
         self.offset = "auto" if offset == "auto" else parse_duration(offset, "every(): offset", negative=True)
-        with _named("every()"):
+        with named("every()"):
             Interval(self.every_ms)
         super().__init__()
 
@@ -126,15 +143,15 @@ class cron(_TimetableSchedule):
     """
 
     def __init__(self, text: str, *, timezone: str | tzinfo | None = None, seconds: bool = False) -> None:
-        with _named("cron()"):
-            self.zone = None if timezone is None else _zone(timezone)
+        with named("cron()"):
+            self.zone = None if timezone is None else named_zone(timezone)
             self._fields = cron_from_text(text, self.zone or _UTC, seconds=seconds).fields.text
         self.text = text
         self.seconds = bool(seconds)
         super().__init__()
 
     def timetable(self) -> Timetable:
-        return cron_from_text(self.text, self.zone or _app_zone(self.app), seconds=self.seconds)
+        return cron_from_text(self.text, self.zone or app_zone(self.app), seconds=self.seconds)
 
     def _definition(self) -> tuple[Any, ...]:
         return self._fields, None if self.zone is None else self.zone.key
@@ -163,7 +180,7 @@ class at(_TimetableSchedule):
         super().__init__()
 
     def timetable(self) -> At:
-        return self.timetable_in(_UTC if self._aware else _app_zone(self.app))
+        return self.timetable_in(_UTC if self._aware else app_zone(self.app))
 
     def timetable_in(self, zone: ZoneInfo) -> At:
         """With a naive datetime meant in *zone*."""
@@ -192,16 +209,96 @@ _KINDS = (
 # --- timetables -------------------------------------------------------------------------------------------------------
 
 
+def register_timetable(cls: type, factory: Callable[[Any], Timetable]) -> None:
+    """From now on schedules of class *cls* mean the slots of the timetable that *factory* makes of each of them.
+
+    For classes that cannot be replayed, or whose slots are better computed than searched for. It holds for subclasses
+    too, unless they override what makes *cls* due. Call it where the class is defined: each beat and command has to.
+
+    :param factory: called with the schedule object, whose ``app`` and ``tz`` are set; its answer has what
+        :class:`celery_anarchon.timetable.Timetable` says.
+    :raises ConfigurationError: *cls* is no schedule class, or one whose slots have rules here.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, stock.BaseSchedule)) or cls is stock.BaseSchedule:
+        raise ConfigurationError(f"register_timetable(): {cls!r} is no subclass of Celery's BaseSchedule")
+    if cls in (*(known for known, _ in _KINDS), stock.solar):
+        raise ConfigurationError(
+            f"register_timetable(): the slots of {cls.__name__} have rules here; use a subclass of it"
+        )
+    if not callable(factory):
+        raise ConfigurationError(f"register_timetable(): {factory!r} cannot be called with a schedule")
+    _registered[cls] = factory
+
+
+def timetable_by_class(schedule: Any, *, job: str, app: Celery) -> Any:
+    """The timetable of a *schedule* whose class says itself when it is due; any other schedule as it is.
+
+    A registered class means what was registered, django-celery-beat's ``clocked`` its one instant. Anything else is
+    replayed, or, where that cannot be trusted, chained, and the log says why.
+
+    :raises ConfigurationError: what was registered fails, or the object takes its beginning from its process.
+    """
+    if not isinstance(schedule, stock.BaseSchedule) or _known_kind(schedule) is not None:
+        return schedule
+    with named(f"job {job!r}"):
+        cls = type(schedule)
+        for base in cls.__mro__:
+            if base in _registered and not _says_itself_when(cls, base):
+                return _checked(_registered[base](schedule), f"the timetable registered for {base.__qualname__}")
+        name = (cls.__module__, cls.__qualname__)
+        zone = app_zone(app)
+        if name == _CLOCKED:
+            return At(at_instant(schedule.clocked_time, zone))
+        if name == _RRULE:
+            return _rrule(schedule, zone)
+        if not hasattr(cls, "is_due") or cls.is_due is stock.BaseSchedule.is_due:
+            raise ConfigurationError(f"schedule class {cls.__module__}.{cls.__qualname__} has no is_due")
+        reason = why_not(schedule, app.timezone)
+        if reason is None:
+            return Replay(schedule, own_zone(schedule, app) or zone, app.timezone)
+        logger.warning(
+            "job %r: the slots of class %s.%s are not known beforehand, because %s; each run is claimed as the "
+            "successor of the one before: one message each, and nothing to look ahead to or to catch up "
+            "(celery_anarchon.schedules.register_timetable gives it slots)",
+            job,
+            *name,
+            reason,
+        )
+        return Successor(schedule, app.timezone, reason)
+
+
+def _rrule(schedule: Any, app_zone: ZoneInfo) -> RRule:
+    begin = schedule.dtstart
+    # Without one it takes the present moment, and that is hardly ever a whole second.
+    if begin.microsecond:
+        raise ConfigurationError(
+            f"dtstart of this rrule is {begin}: without one, or with the present moment, each beat would have slots of "
+            "its own; write a dtstart in whole seconds"
+        )
+    zone = None if is_fixed(begin.tzinfo) else named_zone(begin.tzinfo)
+    return RRule(schedule.rrule, zone, key_of(schedule, zone or app_zone))
+
+
+def _checked(timetable: Any, what: str) -> Timetable:
+    """Whether it has what the engine asks of a timetable; wrong slots only its author can see."""
+    if not isinstance(getattr(timetable, "key", None), str) or not timetable.key:
+        raise ConfigurationError(f"{what} has no key, a text that is another one when its slots are others")
+    for name in ("next", "last", "count"):
+        if not callable(getattr(timetable, name, None)):
+            raise ConfigurationError(f"{what} has no {name}(); see celery_anarchon.timetable.Timetable")
+    return timetable  # type: ignore[no-any-return]
+
+
 def kind_of(schedule: Any, *, job: str) -> Kind:
     """What *schedule* is as far as job options care: an interval, a crontab, one instant or a solar event.
 
     :raises ConfigurationError: a schedule that cannot be run here; the text names *job*.
     """
-    with _named(f"job {job!r}"):
+    with named(f"job {job!r}"):
         return _kind(schedule)
 
 
-def timetable_of(
+def timetable_of(  # noqa: PLR0911 - one return per kind
     schedule: Any,
     *,
     job: str,
@@ -219,29 +316,32 @@ def timetable_of(
 
     Every text names the job, what is wrong, and the fix.
     """
-    with _named(f"job {job!r}"):
+    schedule = timetable_by_class(schedule, job=job, app=app)
+    with named(f"job {job!r}"):
         kind = _kind(schedule)
         if offset is not None and kind is not Kind.INTERVAL:
             raise OptionError(f"option 'offset' shifts the grid of an interval, and this job is {_a(kind)}; remove it")
         if timezone is not None and kind is not Kind.CRON:
             raise OptionError(f"option 'timezone' is the zone of a crontab, and this job is {_a(kind)}; remove it")
+        if kind in (Kind.CUSTOM, Kind.CHAIN) or isinstance(schedule, At):
+            return schedule  # type: ignore[no-any-return]
         if type(schedule) is stock.solar:
             return Solar(schedule.event, schedule.lat, schedule.lon)
         if isinstance(schedule, at):
-            return schedule.timetable_in(_UTC if schedule._aware else _app_zone(app))
+            return schedule.timetable_in(_UTC if schedule._aware else app_zone(app))
         if isinstance(schedule, every):
             return _interval(schedule.every_ms, _one_offset(schedule.offset, offset), job)
         if isinstance(schedule, cron):
             # By name again: the object may be older than a change of where zones are read from.
             own = None if schedule.zone is None else zone_of(schedule.zone.key)
-            zone = _one_zone(own, timezone) or _app_zone(app)
+            zone = _one_zone(own, timezone) or app_zone(app)
             return cron_from_text(schedule.text, zone, seconds=schedule.seconds)
         if isinstance(schedule, stock.crontab):
-            zone = _one_zone(_own_zone(schedule, app), timezone) or _app_zone(app)
+            zone = _one_zone(own_zone(schedule, app), timezone) or app_zone(app)
             return _cron_of_sets(schedule, zone)
         if isinstance(schedule, stock.schedule):
             if kind is Kind.CRON:
-                zone = _one_zone(None, timezone) or _app_zone(app)
+                zone = _one_zone(None, timezone) or app_zone(app)
                 return _cron_of_sets(_relative_crontab(schedule.run_every), zone)
             if schedule.relative:
                 logger.warning(
@@ -262,18 +362,37 @@ def _kind(schedule: Any) -> Kind:
         )
     if isinstance(schedule, (int, float, timedelta)):
         return Kind.INTERVAL
+    kind = _known_kind(schedule)
+    if kind is not None:
+        return kind
+    if isinstance(schedule, Chain):
+        return Kind.CHAIN
+    if isinstance(schedule, At):
+        return Kind.AT
+    if isinstance(schedule, stock.BaseSchedule) or not callable(getattr(schedule, "next", None)):
+        raise ConfigurationError(f"{schedule!r} is no schedule")
+    return Kind.CUSTOM
+
+
+def _known_kind(schedule: Any) -> Kind | None:
+    """The kind of a schedule object whose slots have rules here."""
+    cls: Any = type(schedule)
+    kind = _kind_of_class(cls)
+    # Intervals of ours are not relative, whatever they say.
+    if kind is Kind.INTERVAL and isinstance(schedule, stock.schedule) and schedule.relative:
+        return Kind.CRON if _relative_crontab(schedule.run_every) else kind
+    return kind
+
+
+@lru_cache(maxsize=512)
+def _kind_of_class(cls: Any) -> Kind | None:
     # The exact class: how it searches is not asked, and a subclass may search otherwise.
-    if type(schedule) is stock.solar:
+    if cls is stock.solar:
         return Kind.SOLAR
     for known, kind in _KINDS:
-        if isinstance(schedule, known) and not _says_itself_when(type(schedule), known):
-            relative = known is stock.schedule and schedule.relative and _relative_crontab(schedule.run_every)
-            return Kind.CRON if relative else kind
-    cls = type(schedule)
-    raise ConfigurationError(
-        f"schedules of class {cls.__module__}.{cls.__qualname__} are not supported yet, because their slots cannot be "
-        "read off the definition; use a crontab, an interval, cron(), every() or at()"
-    )
+        if issubclass(cls, known) and not _says_itself_when(cls, known):
+            return kind
+    return None
 
 
 def _says_itself_when(cls: type, known: type) -> bool:
@@ -290,6 +409,8 @@ def _a(kind: Kind) -> str:
         Kind.CRON: "a crontab",
         Kind.AT: "due once",
         Kind.SOLAR: "a solar event",
+        Kind.CUSTOM: "of a class of its own",
+        Kind.CHAIN: "of a class that names no slots beforehand",
     }[kind]
 
 
@@ -349,77 +470,7 @@ def _relative_crontab(run_every: timedelta) -> Any:
     return None
 
 
-# --- zones ------------------------------------------------------------------------------------------------------------
-
-
-def _app_zone(app: Any) -> ZoneInfo:
-    """The zone of the app's ``timezone``, UTC if that is not set.
-
-    :raises ConfigurationError: it is whatever the host's zone is.
-    """
-    zone = app.conf.timezone
-    if zone:
-        with _named("setting 'timezone'"):
-            return _zone(zone)
-    if app.conf.enable_utc:
-        return _UTC
-    raise ConfigurationError(
-        "enable_utc=False without a timezone means the zone of whatever host beat runs on; set timezone to a name such "
-        'as "Europe/Paris"'
-    )
-
-
-def _own_zone(schedule: Any, app: Any) -> ZoneInfo | None:
-    """The zone that a crontab names itself; None when it follows the app."""
-    if "tz" not in vars(schedule) and type(schedule).tz is stock.BaseSchedule.tz:
-        return None
-    zone = schedule.tz
-    # Celery keeps the app's zone in the schedule once it was asked for: that is still the app's.
-    return None if zone is None or zone is app.timezone else _zone(zone)
-
-
-def _zone(zone: str | tzinfo) -> ZoneInfo:
-    """*zone* by its name in the time zone database, whatever library made it.
-
-    :raises ConfigurationError: it has no name there, or is the host's.
-    """
-    if isinstance(zone, str):
-        return zone_of(zone)
-    if zone is _FIXED_UTC:
-        return _UTC
-    name = getattr(zone, "key", None) or getattr(zone, "zone", None) or _dateutil_name(zone)
-    if isinstance(zone, LocalTimezone) or name in ("local", "/etc/localtime"):
-        raise ConfigurationError(
-            f'timezone {zone!r} is the zone of whatever host this runs on; set a name such as "Europe/Paris"'
-        )
-    if not isinstance(name, str):
-        raise ConfigurationError(f'timezone {zone!r} has no name that every host knows; use one such as "Europe/Paris"')
-    return zone_of(name)
-
-
-def _dateutil_name(zone: tzinfo) -> str | None:
-    if not type(zone).__module__.startswith("dateutil."):
-        return None
-    if type(zone).__name__ == "tzutc":
-        return "UTC"
-    if type(zone).__name__ == "tzlocal":
-        return "local"
-    file = getattr(zone, "_filename", None)
-    return file.rpartition("zoneinfo/")[2] if isinstance(file, str) else None
-
-
 # --- small helpers ----------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Says what an error is about. The exact classes only: their constructors are known."""
-    try:
-        yield
-    except OptionError as error:
-        raise OptionError(f"{what}: {error}") from error.__cause__
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{what}: {error}") from error.__cause__
 
 
 def _millis(moment: datetime) -> Millis:

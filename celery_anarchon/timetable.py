@@ -16,7 +16,17 @@ from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.model import Millis
 from celery_anarchon.zones import wall_clock, zone_of
 
-__all__ = ["At", "Cron", "Interval", "Timetable", "at_instant", "cron_from_fields", "cron_from_text", "zone_of"]
+__all__ = [
+    "At",
+    "Chain",
+    "Cron",
+    "Interval",
+    "Timetable",
+    "at_instant",
+    "cron_from_fields",
+    "cron_from_text",
+    "zone_of",
+]
 
 SHORTEST_INTERVAL: Millis = 100
 
@@ -93,6 +103,33 @@ class At:
 
     def count(self, after: Millis, until: Millis) -> int:
         return int(after < self.instant <= until)
+
+
+class Chain:
+    """A schedule that names no slots beforehand: whether it is due is asked about the run before, at the time.
+
+    Each run is claimed as the successor of the one before: its slot is the millisecond after that one was claimed,
+    which the store tells every beat alike. So there is at most one run for each, whatever the beats' objects and clocks
+    say; but nothing to look ahead to, and nothing to catch up.
+    """
+
+    key = "chain"
+    """One for all: the row of runs goes on when the definition is edited."""
+    reason = ""
+    """Why it is one, for people."""
+
+    def ask(self, last_run: Millis) -> tuple[bool, Millis | None]:
+        """Whether it is due now, *last_run* being the run before, and after how long to ask again; None: not soon."""
+        raise NotImplementedError
+
+    def next(self, after: Millis) -> Millis | None:
+        return None
+
+    def last(self, until: Millis) -> Millis | None:
+        return None
+
+    def count(self, after: Millis, until: Millis) -> int:
+        return 0
 
 
 def at_instant(when: datetime, zone: ZoneInfo) -> Millis:

@@ -23,6 +23,8 @@ class Want:
     cursor: Millis
     """Where the job's cursor stands once this slot is decided."""
     decided: bool = False
+    due: Millis | None = None
+    """When it fell due, where that is not the slot."""
 
 
 @dataclass(eq=False)
@@ -37,6 +39,11 @@ class Won:
     want: Want | None = None
     unclear: bool = False
     """A publish of it went unanswered before."""
+
+    @property
+    def due(self) -> Millis:
+        """From when on it is late."""
+        return self.slot if self.want is None or self.want.due is None else self.want.due
 
     def decide(self) -> None:
         if self.want is not None:

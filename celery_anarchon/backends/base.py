@@ -329,7 +329,7 @@ class LeaseBackend(ClaimBackend):
         """Go on with lapsed claims: the attempt that is now the caller's to publish, or None: no longer lapsed.
 
         * L3 A compare-and-set on (claimed, lapsed, from_attempt): of two sweepers one gets it.
-        * L4 A claim keeps its attempt: nothing has started.
+        * L4 A claim keeps its attempt: nothing has started. It keeps the time of its first claim too, for good.
         * L6 The old holder's later confirm, abandon and give_up are refused and change nothing.
         * L7 The new holder can do everything.
         * L8 Asked again by the owner that just got it (lost reply), the answer is the same.

@@ -4,7 +4,7 @@ Belongs here: what PostgreSQL says in its own way. Does not belong here: the cla
 how connections are opened and borrowed (:mod:`.pgconnections`).
 
 Transactions run side by side. What keeps them exact: READ COMMITTED, whatever the role's default, so that each
-statement sees what was committed before it; the rows of the jobs, locked in one order by a statement of its own, because
+statement sees what was committed before it; the rows of the jobs, locked in one order by a statement of its own, as
 a lock taken inside the statement that needs it is younger than that statement's view; and unsettled runs locked in one
 order before an UPDATE of several. Only locks that end with the transaction: behind a pooler others end who knows when.
 """

@@ -21,7 +21,7 @@ ENTRY_POINTS = "celery_anarchon.backends"
 
 _OURS = {
     "memory": "celery_anarchon.backends.memory:MemoryBackend",
-    "sqlite": "celery_anarchon.backends.sqlite:SqliteBackend",
+    **dict.fromkeys(("sqlite", "libsql", "libsql+http"), "celery_anarchon.backends.sqlite:SqliteBackend"),
     **dict.fromkeys(
         ("redis", "rediss", "redis+socket", "redis+cluster", "sentinel"),
         "celery_anarchon.backends.redis:RedisBackend",
@@ -170,6 +170,16 @@ def _backend_class(scheme: str, url: str) -> Any:
         raise ConfigurationError(
             f"{masked(url)}: write sqlite:/// and the path, without a driver: it is always Python's own sqlite3; "
             "for another driver hand SqliteBackend a SQLAlchemy Engine"
+        )
+    if scheme in ("turso", "pyturso", "sqlite+turso"):
+        raise ConfigurationError(
+            f"{masked(url)}: pyturso locks its file for one process, and other beats could not open it; write "
+            "sqlite:///path, or libsql://host for a server"
+        )
+    if scheme.startswith(("postgresql+", "postgres+")):
+        raise ConfigurationError(
+            f"{masked(url)}: write postgresql:// without a driver: it is always psycopg 3, and libpq reads the rest; "
+            "or hand PostgresBackend a SQLAlchemy Engine"
         )
     if scheme in _EXTRAS or scheme.partition("+")[0] in _EXTRAS:
         raise ConfigurationError(f"{masked(url)}: {scheme}:// is not in this release, which has {offered}")

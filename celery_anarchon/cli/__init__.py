@@ -15,6 +15,8 @@ COMMANDS = {
     "next": "celery_anarchon.cli.schedule:next_slots",
     "status": "celery_anarchon.cli.runs:status",
     "history": "celery_anarchon.cli.runs:history",
+    "explain": "celery_anarchon.cli.why:explain",
+    "release": "celery_anarchon.cli.why:release",
     "create-tables": "celery_anarchon.cli.tables:create_tables",
     "demo": "celery_anarchon.cli.demo:demo",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import click
@@ -9,11 +10,13 @@ from celery.bin.base import CeleryCommand
 
 from celery_anarchon.app import open_backend, settings_of
 from celery_anarchon.backends.base import Beat, ClaimBackend, LeaseBackend
+from celery_anarchon.backends.runs import RunBackend, Worker
 from celery_anarchon.cli.common import NONE, Schedule, app_of, guarded, json_option, show_json, show_table
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
 from celery_anarchon.wire import instant, run_json, time_text
+from celery_anarchon.zonedata import disagreements
 
 LIVES = 3
 """A beat that was not seen for so many heartbeats is not shown: it is dead, or cannot reach the store."""
@@ -30,14 +33,18 @@ def status(ctx: click.Context, as_json: bool) -> None:
     backend = open_backend(app, create=False)
     try:
         beats: list[Beat] = []
+        workers: list[Worker] = []
         if isinstance(backend, LeaseBackend):
-            beats = backend.beats(within=LIVES * settings_of(app, backend).heartbeat)
+            within = LIVES * settings_of(app, backend).heartbeat
+            beats = backend.beats(within)
+            workers = backend.workers(within) if isinstance(backend, RunBackend) else []
+            schedule.errors.extend(_zone_troubles(beats))
         now = backend.now()
         data: dict[str, Any] = {
             "backend": backend.name,
             "namespace": backend.namespace,
             "beats": [_beat_json(beat) for beat in beats],
-            "workers": [],
+            "workers": [_worker_json(worker) for worker in workers],
             "jobs": [_job_json(backend, job, now, schedule.errors) for job in schedule.jobs.values()],
         }
         where = backend.describe()
@@ -53,12 +60,34 @@ def status(ctx: click.Context, as_json: bool) -> None:
             [(beat["label"], beat["version"], f"{beat['skew']:+.3f} s", beat["seen"]) for beat in data["beats"]],
         )
         click.echo()
+        if workers:
+            show_table(
+                f"{_count(workers, 'worker')} that ask the store",
+                ("worker", "version", "queues", "seen"),
+                [(work["label"], work["version"], " ".join(work["queues"]), work["seen"]) for work in data["workers"]],
+            )
+            click.echo()
         show_table(
             _count(data["jobs"], "job"),
             ("job", "last", "next"),
             [(job["job"], job["last"] or NONE, job["next"] or NONE) for job in data["jobs"]],
         )
     schedule.complain()
+
+
+def _zone_troubles(beats: list[Beat]) -> list[ConfigurationError]:
+    """A sentence for each zone that two beats read differently."""
+    labels: dict[str, set[str]] = {}
+    for one, other in itertools.combinations(beats, 2):
+        for zone in disagreements(one.zones, other.zones):
+            labels.setdefault(zone, set()).update((one.label, other.label))
+    return [
+        ConfigurationError(
+            f"beats {' and '.join(sorted(labels[zone]))} have different zone data for {zone}: some slots may be sent "
+            "twice; bring all hosts to one release and restart their beats, or set anarchon_packaged_tzdata"
+        )
+        for zone in sorted(labels)
+    ]
 
 
 def _beat_json(beat: Beat) -> dict[str, Any]:
@@ -68,6 +97,16 @@ def _beat_json(beat: Beat) -> dict[str, Any]:
         "version": beat.version,
         "skew": round(beat.skew / 1000, 3),
         "seen": time_text(beat.seen),
+    }
+
+
+def _worker_json(worker: Worker) -> dict[str, Any]:
+    return {
+        "label": worker.label,
+        "owner": worker.owner,
+        "version": worker.version,
+        "queues": list(worker.queues),
+        "seen": time_text(worker.seen),
     }
 
 

@@ -20,7 +20,7 @@ from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
-from celery_anarchon.timetable import Cron, Timetable, at_instant, zone_of
+from celery_anarchon.timetable import Chain, Cron, Timetable, at_instant, zone_of
 from celery_anarchon.verdict import named
 from celery_anarchon.wire import instant, moment, time_text
 from celery_anarchon.zones import DAY, LAST, Change, changes, wall_clock
@@ -91,6 +91,9 @@ def _show(found: list[tuple[str, Millis]], jobs: Mapping[str, Job], after: Milli
         touch = touched(timetable, slot)
         rows.append((name, time_text(slot), _local(slot, zone), str(zone), "" if touch is None else touch.words))
     show_table(f"After {time_text(after)}", ("job", "slot", "local time", "zone", "clock change"), rows)
+    for name, job in sorted(jobs.items()):
+        if isinstance(job.timetable, Chain):
+            click.echo(f"No slots are known beforehand: {name}, because {job.timetable.reason}")
 
 
 def merged(

@@ -262,12 +262,17 @@ class LeaseSuite(ClaimSuite):
         client, other = harness.connect_lease(), harness.connect_lease()
         slot = self.base(client)
         assert claim(client, "job", slot, "a") is WON
+        (run,) = client.history("job", 1)
         for owner in ("b", "c"):
             harness.lapse("job", slot)
+            harness.pass_time(20)
             assert [found.attempt for found in other.lapsed(10)] == [1]
             assert take(other, "job", slot, owner) == 1, harness.raw_read("job", slot)
         result = other.claim([ask("job", slot, "c")])[0]
         assert (result.answer, result.attempt) == (WON, 1)
+        assert confirm(other, "job", slot, "c")
+        # The successor of a chained job is worked out from it: one that moved would make two of one.
+        assert [known.claimed_at for known in client.history("job", 1)] == [run.claimed_at] != [None]
 
     def test_L5_an_abandoned_claim_can_be_taken_at_once(self, harness: BackendHarness) -> None:
         """The broker is back in a second, and the slot waits for the lease of a beat that has given it back."""

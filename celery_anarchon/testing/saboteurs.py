@@ -202,7 +202,7 @@ class PassesDriverErrors(SqliteBackend):
 
     def open(self, app_name: str, *, create: bool = True) -> None:
         super().open(app_name, create=create)
-        self._source.connection = _bare(self._source.connection)  # type: ignore[method-assign]
+        self._source.connection = _bare(self._source.connection)
 
 
 def _bare(connection: Any) -> Any:
@@ -459,8 +459,8 @@ class LeavesAFile(SqliteBackend):
     """X1: connections are dropped, not closed."""
 
     def close(self) -> None:
-        self.__dict__.setdefault("_lost", []).extend(self._source._connections._idle)  # type: ignore[union-attr]
-        self._source._connections._idle.clear()  # type: ignore[union-attr]
+        self.__dict__.setdefault("_lost", []).extend(self._source._connections._idle)
+        self._source._connections._idle.clear()
 
 
 class AsksThroughAThread(SqliteBackend):

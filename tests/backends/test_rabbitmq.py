@@ -136,6 +136,7 @@ def test_a_confirm_that_comes_late_confirms_nothing_else(
     slot = client.now() - 60_000
     assert claim(other, "job", slot + 1, "b") is Answer.WON
     line = through(client, server)
+    assert claim(client, "another", slot, "a") is Answer.WON
     line.hold()
     with pytest.raises(OutcomeUnknown):
         claim(client, "job", slot, "a")

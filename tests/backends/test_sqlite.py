@@ -22,6 +22,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.pool import StaticPool
 
 from celery_anarchon.backends import sqlite as module
+from celery_anarchon.backends import sqliteconnections
 from celery_anarchon.backends.base import Beat, ClaimRequest, Confirmation, GivenUp, Hold, Keep, Sighting, Takeover
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch
@@ -583,11 +584,11 @@ def test_a_network_file_system_is_warned_of(
     shared.mkdir()
     shared_there = str(shared).replace(" ", "\\040")
     mounts.write_text(f"/dev/vda / ext4 rw 0 0\nnas:/x {shared_there} nfs4 rw 0 0\nbroken\n")
-    find = module._network_file_system
+    find = sqliteconnections.network_file_system
     assert find(shared / "a.db", mounts) == "nfs4"
     assert find(tmp_path / "a.db", mounts) is None
     assert find(tmp_path / "a.db", tmp_path / "none") is None
-    monkeypatch.setattr(module, "_network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr(sqliteconnections, "network_file_system", lambda path: "nfs4")
     with caplog.at_level(logging.WARNING, "celery_anarchon.backend"):
         opened(path)
     (message,) = caplog.messages
@@ -773,7 +774,7 @@ def test_every_statement_finds_its_rows_by_an_index(path: Path, opened: Any) -> 
         if any(re.match(r"SCAN (anarchon|inner|outer)", step) for step in plan)
     }
     assert walks == {}
-    (lapsed,) = [plan for statement, plan in plans.items() if "lease_until <= ?" in statement and "LIMIT" in statement]
+    (lapsed,) = [plan for statement, plan in plans.items() if "patience <= ?" in statement and "LIMIT" in statement]
     assert any("USING INDEX anarchon_runs_lease" in step for step in lapsed), lapsed
 
 

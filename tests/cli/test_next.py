@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.schedules import crontab, solar
+from celery.schedules import BaseSchedule, crontab, solar
 
 from celery_anarchon import at, every
 from celery_anarchon.cli.schedule import merged, touched
@@ -447,3 +448,24 @@ def test_ten_thousand_jobs(app: Celery, call: Callable[..., Any]) -> None:
     assert slots(answer) == [(f"job-{n:05}", "2026-03-29T00:01:00.000Z") for n in range(0, 20, 4)]
     # Two seconds on an idle machine; the bound only tells an enumeration from a merge.
     assert took < 20
+
+
+class Dice(BaseSchedule):  # type: ignore[misc]
+    def is_due(self, last_run_at: datetime) -> Any:
+        return random.random() < 0.5, 1
+
+
+class Fridays(crontab):  # type: ignore[misc]
+    def is_due(self, last_run_at: datetime) -> Any:
+        return super().is_due(last_run_at)
+
+
+def test_a_class_that_names_no_slots(app: Celery, call: Callable[..., Any]) -> None:
+    app.conf.beat_schedule = {"dice": entry(Dice()), "friday": entry(Fridays(0, 0, day_of_week="fri"))}
+    answer = call("next", "--at", MIDNIGHT, "--count", "2")
+    assert answer.code == 0
+    assert "2026-04-03T00:00:00.000Z" in answer.out
+    assert "No slots are known beforehand: dice, because it takes random numbers (test_next.py, line " in answer.out
+    assert call("next", "dice", "--json").json == []
+    assert [each["job"] for each in call("next", "--at", MIDNIGHT, "--count", "2", "--json").json] == ["friday"] * 2
+    assert call("next", "--around-dst").code == 0

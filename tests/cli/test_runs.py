@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,23 @@ def test_status(app: Celery, call: Callable[..., Any], store: SqliteBackend, now
     assert following in (time_text(now + MINUTE), time_text(now + 2 * MINUTE))
 
 
+def test_status_names_beats_whose_zone_data_differs(
+    app: Celery, call: Callable[..., Any], store: SqliteBackend
+) -> None:
+    app.conf.beat_schedule = {"report": entry(60)}
+    for number, zones in enumerate(("1 A=1 B=1", "1 A=1 B=2 C=3", "1 A=2 B=2", "2 A=9", "")):
+        store.beat_seen(Beat(owner=f"o{number}", label=f"host:{number}", version="0.1.0", zones=zones))
+    for words in (("status",), ("status", "--json")):
+        answer = call(*words)
+        assert answer.code == 1
+        assert answer.err.splitlines() == [
+            f"Error: beats {labels} have different zone data for {zone}: some slots may be sent twice; bring all hosts "
+            "to one release and restart their beats, or set anarchon_packaged_tzdata"
+            for zone, labels in (("A", "host:0 and host:1 and host:2"), ("B", "host:0 and host:1 and host:2"))
+        ]
+    assert len(answer.json["beats"]) == 5
+
+
 def test_status_as_a_table(app: Celery, call: Callable[..., Any], store: SqliteBackend, now: Millis) -> None:
     app.conf.beat_schedule = {"report": entry(60), "[red]": entry(60)}
     send(store, "report", now)
@@ -82,11 +101,13 @@ def test_status_as_a_table(app: Celery, call: Callable[..., Any], store: SqliteB
         assert text in answer.out
 
 
-def test_status_shows_no_beat_that_is_gone(app: Celery, call: Callable[..., Any], store: SqliteBackend) -> None:
-    app.conf.update(anarchon_lease=1, anarchon_heartbeat=0.1)
+def test_status_shows_no_beat_that_is_gone(
+    app: Celery, call: Callable[..., Any], store: SqliteBackend, tmp_path: Path
+) -> None:
     store.beat_seen(Beat(owner="dead", label="host:1", version="0.1.0"))
-    time.sleep(0.4)
     store.beat_seen(Beat(owner="live", label="host:2", version="0.1.0"))
+    with closing(sqlite3.connect(tmp_path / "anarchon.db", isolation_level=None)) as raw:
+        raw.execute("update anarchon_runs_beats set seen = seen - 31000 where owner = 'dead'")
     assert [beat["owner"] for beat in call("status", "--json").json["beats"]] == ["live"]
 
 

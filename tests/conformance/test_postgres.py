@@ -7,7 +7,7 @@ import pytest
 from conformance.postgres_harness import OverConnection, OverEngine, OverPool, PostgresHarness
 from support.postgres_servers import pgbouncer, private_postgres
 
-from celery_anarchon.testing import LeaseSuite
+from celery_anarchon.testing import RunSuite
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,24 +51,24 @@ class Smaller:
     race_processes: ClassVar[tuple[int, int]] = (3, 3)
 
 
-class TestPostgres(LeaseSuite):
+class TestPostgres(RunSuite):
     harness_class = Direct
 
 
-class TestEngine(Smaller, LeaseSuite):
+class TestEngine(Smaller, RunSuite):
     harness_class = ByEngine
 
 
-class TestConnection(Smaller, LeaseSuite):
+class TestConnection(Smaller, RunSuite):
     harness_class = ByConnection
 
 
-class TestPool(Smaller, LeaseSuite):
+class TestPool(Smaller, RunSuite):
     harness_class = ByPool
 
 
 @pytest.mark.usefixtures("bouncer")
-class TestPgBouncer(Smaller, LeaseSuite):
+class TestPgBouncer(Smaller, RunSuite):
     """In transaction mode, with two connections for everybody."""
 
     harness_class = Pooled

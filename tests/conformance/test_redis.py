@@ -102,3 +102,20 @@ TestRedisRunMachine = run_machine_for(RedisMachine, 15, 30)
 TestRedisRunMachineLong = pytest.mark.long(run_machine_for(RedisMachine, 400, 60))
 for _case in (TestRedisMachine, TestRedisMachineLong, TestRedisRunMachine, TestRedisRunMachineLong):
     _case.harness_class, _case.flavour = RedisMachine, "redis7"
+
+# The scripts are the same everywhere, and the servers' Lua nearly so.
+TestClusterRunMachine = run_machine_for(ClusterHarness, 5, 20)
+TestClusterRunMachineLong = pytest.mark.long(run_machine_for(ClusterHarness, 60, 40))
+TestRedis6RunMachineLong = pytest.mark.long(run_machine_for(Redis6, 100, 40))
+TestRedis8RunMachineLong = pytest.mark.long(run_machine_for(Redis8, 100, 40))
+TestValkey8RunMachineLong = pytest.mark.long(run_machine_for(Valkey8, 100, 40))
+TestValkey9RunMachineLong = pytest.mark.long(run_machine_for(Valkey9, 100, 40))
+for _case, _harness, _flavour in (
+    (TestClusterRunMachine, ClusterHarness, "cluster"),
+    (TestClusterRunMachineLong, ClusterHarness, "cluster"),
+    (TestRedis6RunMachineLong, Redis6, "redis6"),
+    (TestRedis8RunMachineLong, Redis8, "redis8"),
+    (TestValkey8RunMachineLong, Valkey8, "valkey8"),
+    (TestValkey9RunMachineLong, Valkey9, "valkey9"),
+):
+    _case.harness_class, _case.flavour = _harness, _flavour

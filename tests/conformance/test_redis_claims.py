@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -27,17 +28,17 @@ def server(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 class OnServer(ClaimSuite):
     flavour: ClassVar[str]
-    race_threads: ClassVar[int] = 15
+    race_threads: ClassVar[int] = 10
     race_slots: ClassVar[int] = 30
-    race_processes: ClassVar[tuple[int, int]] = (4, 3)
+    race_processes: ClassVar[tuple[int, int]] = (3, 3)
 
 
 class OnOne(OnServer):
     """Where most of the work is done."""
 
-    race_threads: ClassVar[int] = 50
+    race_threads: ClassVar[int] = 40
     race_slots: ClassVar[int] = 60
-    race_processes: ClassVar[tuple[int, int]] = (10, 5)
+    race_processes: ClassVar[tuple[int, int]] = (8, 4)
 
 
 def suite_on(flavour: str, harness: type[Any], base: type[Any] = OnServer, *mixed_in: type[Any]) -> Any:
@@ -56,8 +57,10 @@ class OnValkey:
 
 TestScriptRedis7 = suite_on("redis7", ScriptHarness, OnOne)
 TestStreamIdRedis7 = suite_on("redis7", StreamIdHarness, OnOne)
-TestScriptCluster = suite_on("cluster", ScriptHarness, OnServer, OnCluster)
-TestStreamIdCluster = suite_on("cluster", StreamIdHarness, OnServer, OnCluster)
+
+if sys.version_info[:2] == (3, 11):
+    TestScriptCluster = suite_on("cluster", ScriptHarness, OnServer, OnCluster)
+    TestStreamIdCluster = suite_on("cluster", StreamIdHarness, OnServer, OnCluster)
 
 if wanted("redis6"):
     TestScriptRedis6 = suite_on("redis6", ScriptHarness)
@@ -72,8 +75,8 @@ if wanted("valkey8"):
     TestStreamIdValkey8 = suite_on("valkey8", StreamIdHarness, OnServer, OnValkey)
 
 if wanted("valkey9"):
-    TestScriptValkey9 = suite_on("valkey9", ScriptHarness, OnServer, OnValkey)
-    TestStreamIdValkey9 = suite_on("valkey9", StreamIdHarness, OnServer, OnValkey)
+    TestScriptValkey9 = pytest.mark.long(suite_on("valkey9", ScriptHarness, OnServer, OnValkey))
+    TestStreamIdValkey9 = pytest.mark.long(suite_on("valkey9", StreamIdHarness, OnServer, OnValkey))
 
 if wanted("redis86"):
     TestIdmpRedis86 = suite_on("redis86", IdmpHarness, OnOne)

@@ -7,32 +7,24 @@ that may not overlap do not.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from conformance.harnesses import MemoryHarness
+from conformance.two_stores import SLOTS, Claim, Grip, Message, Side, TwoStores
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 
-from celery_anarchon import wire
-from celery_anarchon.backends.base import Hold, Keep, Takeover, Terms
-from celery_anarchon.backends.runs import LapsedEnd, NextTry, RunBackend, RunHold, Settlement, Start, Unstarted
-from celery_anarchon.errors import OutcomeUnknown
-from celery_anarchon.model import SETTLED, UNSETTLED, Answer, GateAnswer, Overlap, Run, RunState
-from celery_anarchon.testing import BackendHarness
-from celery_anarchon.testing.harness import LONG, give_up, raised_by
-from celery_anarchon.testing.runforms import ask_run, confirm_run, give_back, slot_of, terms
+from celery_anarchon.backends.base import Keep, Takeover
+from celery_anarchon.backends.runs import LapsedEnd, NextTry, RunHold, Settlement, Start, Unstarted
+from celery_anarchon.model import Answer, GateAnswer, RunState
+from celery_anarchon.testing.harness import LONG, abandon, give_up
+from celery_anarchon.testing.runforms import ask_run, confirm_run, give_back, slot_of
 
 JOBS = st.sampled_from(["job", "job", "job", "other"])
-NUMBERS = st.integers(0, 2)
+NUMBERS = st.sampled_from(SLOTS)
 OWNERS = st.sampled_from(["x", "y"])
 CLIENTS = st.integers(0, 1)
 FAULTS = st.sampled_from([False, False, False, True])
@@ -47,94 +39,15 @@ ENDINGS = st.sampled_from(
         (RunState.DISPATCHED, "no-gate-seen"),
     ]
 )
-GIVEN_UP = st.sampled_from([RunState.NOT_SENT, RunState.MISFIRE, RunState.SUPERSEDED])
+STEPS_OF_A_BEAT = st.sampled_from(
+    ["confirm", "confirm", "confirm", "abandon", RunState.NOT_SENT, RunState.MISFIRE, RunState.SUPERSEDED]
+)
 WRONG = st.sampled_from([(0, 0), (0, 0), (0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)])
 """What is added to the right attempt and retries."""
 LICENCES = (GateAnswer.START, GateAnswer.UNKNOWN)
 
 
-@dataclass(frozen=True)
-class Message:
-    """In the broker for ever: each message may be delivered at any time, and again."""
-
-    job: str
-    number: int
-    attempt: int
-    retries: int
-
-
-@dataclass(frozen=True)
-class Grip:
-    """A delivery that was licensed, and what was granted."""
-
-    message: Message
-    attempt: int
-    token: str
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two stores."""
-
-    client: RunBackend
-    base: int
-
-    def at(self, number: int) -> int:
-        return self.base + number
-
-
-class RunMachine(RuleBasedStateMachine):
-    harness_class: ClassVar[type[BackendHarness]]
-
-    @initialize(
-        overlap=st.sampled_from(Overlap),
-        most=st.sampled_from([None, 1, 2, 2, 3]),
-        acks_late=st.booleans(),
-        followed=st.booleans(),
-    )
-    def begin(self, overlap: Overlap, most: int | None, acks_late: bool, followed: bool) -> None:
-        self.stack = ExitStack()
-        directory = Path(tempfile.mkdtemp(prefix="anarchon-"))
-        self.stack.callback(shutil.rmtree, directory)
-        self.harness = self.stack.enter_context(self.harness_class(directory))
-        self.reference = self.stack.enter_context(MemoryHarness(directory))
-        self.clients = [self.harness.connect_run() for _ in range(2)]
-        self.base = self.clients[0].now() - 3_600_000
-        honest = self.reference.connect_run()
-        self.honest = Side(honest, honest.now() - 3_600_000)
-        self.terms: dict[str, Terms | None] = {"job": terms(most, overlap), "other": terms() if followed else None}
-        self.acks_late = acks_late
-        self.messages: list[Message] = []
-        self.deliveries: list[tuple[Message, str]] = []
-        self.grips: list[Grip] = []
-        self.licensed: dict[tuple[str, int, int, int], str] = {}
-        self.seen: dict[tuple[str, int], Any] = {}
-        self.tokens = 0
-
-    def teardown(self) -> None:
-        if hasattr(self, "stack"):
-            self.stack.close()
-
-    # --- the same on both sides ---------------------------------------------------------------------------------------
-
-    def both(self, client: int, call: Callable[[Side], Any], lost: bool = False) -> Any:
-        """What both stores answer. *lost*: the store's first reply does not arrive, and it is asked again."""
-        mine = Side(self.clients[client], self.base)
-        if lost and self.harness.breakable:
-            with self.harness.reply_lost(mine.client):
-                error = raised_by(lambda: call(mine))
-            assert error is None or isinstance(error, OutcomeUnknown), error
-        if lost:
-            if not self.harness.breakable:
-                call(mine)
-            call(self.honest)
-        answer, expected = call(mine), call(self.honest)
-        assert answer == expected, f"the store says {answer}, the reference {expected}"
-        return answer
-
-    def terms_of(self, job: str) -> Terms:
-        return self.terms[job] or terms()
-
+class RunMachine(TwoStores):
     # --- beats --------------------------------------------------------------------------------------------------------
 
     @rule(client=CLIENTS, asked=st.lists(st.tuples(JOBS, NUMBERS, OWNERS), min_size=1, max_size=3), lost=FAULTS)
@@ -146,69 +59,72 @@ class RunMachine(RuleBasedStateMachine):
             ),
             lost,
         )
-        for (job, number, _), result in zip(asked, results, strict=True):
+        for (job, number, owner), result in zip(asked, results, strict=True):
             if result.answer is Answer.WON:
-                self.publish(Message(job, number, result.attempt, 0))
+                self.won(Claim(job, number, owner, result.attempt))
 
-    def publish(self, message: Message) -> None:
-        if message not in self.messages:
-            self.messages.append(message)
+    @precondition(lambda self: self.claimed)
+    @rule(
+        client=CLIENTS,
+        data=st.data(),
+        owner=st.sampled_from([None, None, None, "x", "y"]),
+        wrong=st.sampled_from([0, 0, 0, 1, -1]),
+        step=STEPS_OF_A_BEAT,
+        lost=FAULTS,
+    )
+    def a_beat_goes_on(
+        self, client: int, data: st.DataObject, owner: str | None, wrong: int, step: Any, lost: bool
+    ) -> None:
+        """Its holder, or one that was, or one that never was."""
+        claim = data.draw(st.sampled_from(self.claimed + self.claimed[-1:] * 3))
+        self.go_on(client, replace(claim, owner=owner or claim.owner, attempt=claim.attempt + wrong), step, lost)
 
-    @rule(client=CLIENTS, job=JOBS, number=NUMBERS, owner=OWNERS, attempt=st.sampled_from([1, 1, 2]), lost=FAULTS)
-    def confirms(self, client: int, job: str, number: int, owner: str, attempt: int, lost: bool) -> None:
-        self.both(client, lambda side: confirm_run(side.client, job, side.at(number), owner, attempt), lost)
+    def go_on(self, client: int, claim: Claim, step: Any, lost: bool = False) -> None:
+        def call(side: Side) -> bool:
+            who = side.client, claim.job, side.at(claim.number), claim.owner, claim.attempt
+            if step == "confirm":
+                return confirm_run(*who)
+            return abandon(*who) if step == "abandon" else give_up(*who, step)
 
-    @rule(client=CLIENTS, job=JOBS, number=NUMBERS, owner=OWNERS, attempt=st.sampled_from([1, 1, 2]))
-    def abandons(self, client: int, job: str, number: int, owner: str, attempt: int) -> None:
-        self.both(
-            client,
-            lambda side: side.client.abandon([Hold(job=job, slot=side.at(number), owner=owner, attempt=attempt)]),
-        )
-
-    @rule(client=CLIENTS, job=JOBS, number=NUMBERS, owner=OWNERS, attempt=st.sampled_from([1, 1, 2]), state=GIVEN_UP)
-    def gives_up(self, client: int, job: str, number: int, owner: str, attempt: int, state: RunState) -> None:
-        self.both(client, lambda side: give_up(side.client, job, side.at(number), owner, attempt, state))
+        self.both(client, call, lost)
 
     @rule(client=CLIENTS, data=st.data(), owner=OWNERS, lost=FAULTS)
     def takes_over(self, client: int, data: st.DataObject, owner: str, lost: bool) -> None:
         listed = [(found.job, found.slot - self.honest.base, found.attempt) for found in self.honest.client.lapsed(9)]
         guesses = [("job", 0, 1), ("other", 0, 1), ("job", 1, 2)]
         job, number, attempt = data.draw(st.sampled_from(listed + listed + guesses))
-        results = self.both(
-            client,
-            lambda side: side.client.takeover(
-                [Takeover(job=job, slot=side.at(number), from_attempt=attempt, owner=owner, beat="sweeper", lease=LONG)]
-            ),
-            lost,
-        )
+        self.take_over(client, job, number, attempt, owner, lost)
+
+    def take_over(self, client: int, job: str, number: int, attempt: int, owner: str, lost: bool) -> None:
+        def call(side: Side) -> list[int | None]:
+            slot = side.at(number)
+            wish = Takeover(job=job, slot=slot, from_attempt=attempt, owner=owner, beat="sweeper", lease=LONG)
+            return side.client.takeover([wish])
+
+        results = self.both(client, call, lost)
         if results[0] is not None:
-            self.publish(Message(job, number, results[0], 0))
+            self.won(Claim(job, number, owner, results[0]))
 
     @rule(client=CLIENTS, data=st.data(), ending=ENDINGS, wrong=WRONG, lost=FAULTS)
     def ends_what_lapsed(
         self, client: int, data: st.DataObject, ending: tuple[RunState, str], wrong: tuple[int, int], lost: bool
     ) -> None:
-        runs = [(job, run) for job in self.terms for run in self.honest.client.history(job, 9)]
-        if not runs:
-            return
-        job, run = data.draw(st.sampled_from(runs))
-        number, (state, reason) = slot_of(run) - self.honest.base, ending
-        self.both(
-            client,
-            lambda side: side.client.end_lapsed(
-                [
-                    LapsedEnd(
-                        job=job,
-                        slot=side.at(number),
-                        attempt=run.attempt + wrong[0],
-                        was=run.state,
-                        state=state,
-                        reason=reason,
-                    )
-                ]
-            ),
-            lost,
-        )
+        runs = [(found.job, found.slot, found.attempt, found.state) for found in self.honest.client.lapsed(9)] * 3
+        for job in self.terms:
+            runs += [(job, slot_of(run), run.attempt, run.state) for run in self.honest.client.history(job, 9)]
+        if runs:
+            job, slot, attempt, was = data.draw(st.sampled_from(runs))
+            self.end(client, job, slot - self.honest.base, attempt + wrong[0], was, *ending, lost)
+
+    def end(
+        self, client: int, job: str, number: int, attempt: int, was: RunState, state: RunState, reason: str, lost: bool
+    ) -> None:
+        def call(side: Side) -> list[bool]:
+            slot = side.at(number)
+            ending = LapsedEnd(job=job, slot=slot, attempt=attempt, was=was, state=state, reason=reason)
+            return side.client.end_lapsed([ending])
+
+        self.both(client, call, lost)
 
     @rule(client=CLIENTS, job=JOBS, decided=NUMBERS, size=st.integers(0, 2))
     def tidies(self, client: int, job: str, decided: int, size: int) -> None:
@@ -220,16 +136,53 @@ class RunMachine(RuleBasedStateMachine):
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
+    @rule(
+        client=CLIENTS,
+        job=JOBS,
+        number=NUMBERS,
+        confirmed=st.booleans(),
+        step=st.sampled_from(["none", "start", "retrying", "settle"]),
+    )
+    def goes_well(self, client: int, job: str, number: int, confirmed: bool, step: str) -> None:
+        """Several calls that each also are a rule of their own: else what comes after them is hardly ever reached."""
+        before = len(self.claimed)
+        self.claims(client, [(job, number, "x")], False)
+        if len(self.claimed) == before:
+            return
+        if confirmed:
+            self.go_on(client, self.claimed[-1], "confirm")
+        if step != "none":
+            self.begin_body(client, self.messages[-1], self.new_token(self.messages[-1]), False)
+        if step in ("retrying", "settle"):
+            self.say(client, self.grips[-1], step, RunState.SUCCEEDED)
+
+    @precondition(lambda self: self.running())
+    @rule(client=CLIENTS, data=st.data(), by=st.sampled_from(["sweeper", "redelivery", "old holder", "end"]))
+    def goes_badly(self, client: int, data: st.DataObject, by: str) -> None:
+        """A worker dies, or seems to, and somebody goes on."""
+        grip = data.draw(st.sampled_from(self.running()))
+        job, number = grip.message.job, grip.message.number
+        self.lapse(job, number, 1)
+        if by == "sweeper":
+            self.take_over(client, job, number, grip.attempt, "y", False)
+            if self.claimed and self.claimed[-1].owner == "y":
+                self.go_on(client, self.claimed[-1], data.draw(STEPS_OF_A_BEAT))
+        elif by == "redelivery":
+            self.begin_body(client, grip.message, self.new_token(grip.message), False)
+        elif by == "old holder":
+            self.say(client, grip, data.draw(st.sampled_from(["heartbeat", "settle", "retrying"])), RunState.FAILED)
+        else:
+            self.end(client, job, number, grip.attempt, RunState.RUNNING, RunState.LOST, "worker-lost", False)
+
     @precondition(lambda self: self.messages)
     @rule(client=CLIENTS, data=st.data(), again=st.booleans(), lost=FAULTS)
     def starts(self, client: int, data: st.DataObject, again: bool, lost: bool) -> None:
         if again and self.deliveries:
-            message, token = data.draw(st.sampled_from(self.deliveries))
+            running = [(grip.message, grip.token) for grip in self.running()]
+            message, token = data.draw(st.sampled_from(self.deliveries + running * 3))
         else:
-            message = data.draw(st.sampled_from(self.messages))
-            self.tokens += 1
-            token = f"delivery {self.tokens}"
-            self.deliveries.append((message, token))
+            message = data.draw(st.sampled_from(self.messages + self.messages[-1:] * 2))
+            token = self.new_token(message)
         self.begin_body(client, message, token, lost)
 
     @rule(client=CLIENTS, job=JOBS, number=NUMBERS, retries=st.integers(0, 1))
@@ -237,10 +190,7 @@ class RunMachine(RuleBasedStateMachine):
         """Or a message that no step here has sent, of the first attempt."""
         message = Message(job, number, 1, retries)
         self.publish(message)
-        self.tokens += 1
-        token = f"delivery {self.tokens}"
-        self.deliveries.append((message, token))
-        self.begin_body(client, message, token, False)
+        self.begin_body(client, message, self.new_token(message), False)
 
     def begin_body(self, client: int, message: Message, token: str, lost: bool) -> None:
         results = self.both(
@@ -262,24 +212,7 @@ class RunMachine(RuleBasedStateMachine):
             lost,
         )
         if results[0].answer in LICENCES:
-            grip = Grip(message, results[0].attempt, token)
-            if grip not in self.grips:
-                self.grips.append(grip)
-            which = (message.job, message.number, grip.attempt, message.retries)
-            first = self.licensed.setdefault(which, token)
-            assert first == token, f"I1: the body {which} was licensed to {first} and to {token}"
-            attempts = {attempt for job, number, attempt, _ in self.licensed if (job, number) == which[:2]}
-            most = self.terms_of(message.job).max_attempts
-            assert most is None or len(attempts) <= most, f"I2: {attempts} of {most}"
-
-    def draw_hold(self, data: st.DataObject, side: Side, grip: Grip, wrong: tuple[int, int], token: str) -> RunHold:
-        return RunHold(
-            job=grip.message.job,
-            slot=side.at(grip.message.number),
-            attempt=grip.attempt + wrong[0],
-            retries=grip.message.retries + wrong[1],
-            token=token,
-        )
+            self.license(Grip(message, results[0].attempt, token))
 
     @precondition(lambda self: self.grips)
     @rule(
@@ -294,11 +227,30 @@ class RunMachine(RuleBasedStateMachine):
         self, client: int, data: st.DataObject, wrong: tuple[int, int], step: str, state: RunState, lost: bool
     ) -> None:
         """A holder, or one that was, or one that never was."""
-        grip = data.draw(st.sampled_from(self.grips + self.grips[-1:] * 3))
+        grip = data.draw(st.sampled_from(self.grips + self.running() * 3))
         token = data.draw(st.sampled_from([grip.token] * 5 + [self.grips[0].token, "nobody"]))
+        self.say(client, grip, step, state, wrong, token, lost)
+
+    def say(
+        self,
+        client: int,
+        grip: Grip,
+        step: str,
+        state: RunState,
+        wrong: tuple[int, int] = (0, 0),
+        token: str | None = None,
+        lost: bool = False,
+    ) -> None:
+        message = grip.message
 
         def call(side: Side) -> Any:
-            hold = self.draw_hold(data, side, grip, wrong, token)
+            hold = RunHold(
+                job=message.job,
+                slot=side.at(message.number),
+                attempt=grip.attempt + wrong[0],
+                retries=message.retries + wrong[1],
+                token=token or grip.token,
+            )
             if step == "settle":
                 return side.client.settle([Settlement(**vars(hold), state=state, reason=f"why {state}")])
             if step == "retrying":
@@ -307,14 +259,13 @@ class RunMachine(RuleBasedStateMachine):
 
         if step == "retrying" and wrong == (0, 0):
             # Celery publishes first.
-            message = grip.message
             self.publish(Message(message.job, message.number, grip.attempt, message.retries + 1))
         self.both(client, call, lost)
 
     @precondition(lambda self: self.grips)
     @rule(client=CLIENTS, data=st.data(), wrong=WRONG, lost=FAULTS)
     def gives_back(self, client: int, data: st.DataObject, wrong: tuple[int, int], lost: bool) -> None:
-        grip = data.draw(st.sampled_from(self.grips + self.grips[-1:] * 3))
+        grip = data.draw(st.sampled_from(self.grips + self.running() * 3))
         message = grip.message
         attempt, retries = grip.attempt + wrong[0], message.retries + wrong[1]
         done = self.both(
@@ -365,72 +316,16 @@ class RunMachine(RuleBasedStateMachine):
         ending = self.with_an_end()
         if ending:
             job, number = data.draw(st.sampled_from(ending))
-            self.harness.lapse(job, self.base + number, ago)
-            self.reference.lapse(job, self.honest.at(number), ago)
+            self.lapse(job, number, ago)
+
+    def lapse(self, job: str, number: int, ago: int) -> None:
+        self.harness.lapse(job, self.base + number, ago)
+        self.reference.lapse(job, self.honest.at(number), ago)
 
     @rule(client=CLIENTS)
     def reconnects(self, client: int) -> None:
         self.clients[client].close()
         self.clients[client] = self.harness.connect_run()
-
-    # --- what is kept -------------------------------------------------------------------------------------------------
-
-    def seen_from(self, side: Side, run: Run) -> tuple[Any, ...]:
-        """All of a run that has no instant in it."""
-        number = slot_of(run) - side.base
-        blocker = None if run.blocked_by is None else self.numbered(side, run.job, run.blocked_by)
-        return number, run.state, run.attempt, run.reason, run.beat, run.worker, run.refused, blocker
-
-    def numbered(self, side: Side, job: str, run_id: str) -> int | str:
-        numbers = {wire.run_id(side.client.namespace, job, side.at(number)): number for number in range(3)}
-        return numbers.get(run_id, run_id)
-
-    @invariant()
-    def both_keep_the_same(self) -> None:
-        for job in self.terms:
-            self.both(0, partial(self.kept, job))
-
-    def kept(self, job: str, side: Side) -> list[list[Any]]:
-        client = side.client
-        last = client.last_run(job)
-        lists = client.history(job, 9), client.living(job), [last] if last else []
-        return [[self.seen_from(side, run) for run in runs] for runs in lists]
-
-    @invariant()
-    def both_list_the_same(self) -> None:
-        self.both(
-            1,
-            lambda side: {
-                (
-                    found.job,
-                    found.slot - side.base,
-                    found.attempt,
-                    found.state,
-                    found.max_attempts,
-                    found.reason,
-                    found.abandoned and found.state is RunState.CLAIMED,
-                )
-                for found in side.client.lapsed(100)
-            },
-        )
-        self.both(0, lambda side: {(found.job, found.slot - side.base) for found in side.client.waiting(100)})
-
-    @invariant()
-    def what_the_store_keeps_is_sound(self) -> None:
-        side = Side(self.clients[0], self.base)
-        for job in self.terms:
-            runs = side.client.history(job, 9)
-            for run in runs:
-                key, now = (job, slot_of(run)), (run.state, run.attempt, run.reason, run.worker)
-                before = self.seen.get(key, now)
-                assert run.attempt >= before[1], f"I4: attempt of {key} fell: {before}, {now}"
-                assert before[0] not in SETTLED or before == now, f"I5: an end of {key} changed: {before}, {now}"
-                self.seen[key] = now
-            if job == "job" and self.terms_of(job).overlap is not Overlap.ALLOW:
-                unsettled = [run for run in runs if run.state in UNSETTLED]
-                waiting = [run for run in unsettled if run.state is RunState.WAITING]
-                assert len(unsettled) - len(waiting) <= 1, f"I3: {unsettled}"
-                assert len(waiting) <= 1, f"I3: {waiting}"
 
 
 def run_machine_for(harness: type[Any], examples: int, steps: int) -> Any:

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from conformance.harnesses import SqliteHarness
 
-from celery_anarchon.testing import LeaseSuite
+from celery_anarchon.testing import RunSuite
 from celery_anarchon.testing.harness import race
 
 
-class TestSqlite(LeaseSuite):
+class TestSqlite(RunSuite):
     harness_class = SqliteHarness
 
 

@@ -124,8 +124,10 @@ def test_a_crontab_with_a_zone_of_its_own() -> None:
     assert timetable(TzAwareCrontab(0, 3, tz=PARIS)) is cron_from_text("0 3 * * *", "Europe/Paris")
     assert timetable(TzAwareCrontab(0, 3, tz=UTC)) is cron_from_text("0 3 * * *", "UTC")
     assert timetable(TzAwareCrontab(0, 3), app=make_app(timezone="Asia/Tokyo")).zone.key == "Asia/Tokyo"
-    for unknown in (Zoned(tz=PARIS), DjangoHolidays(tz=PARIS)):
-        assert "are not supported yet" in refusal(ConfigurationError, unknown)
+    # Whether is_due means something else is not read off it: it is replayed, and a class that never is due is chained.
+    zoned = timetable(Zoned(0, 3, tz=PARIS))
+    assert (kind_of(zoned, job="export"), zoned.zone) == (Kind.CUSTOM, PARIS)
+    assert kind_of(timetable(DjangoHolidays(tz=PARIS)), job="export") is Kind.CHAIN
 
 
 def test_celery_joins_the_day_fields_by_and_and_text_by_or() -> None:
@@ -296,16 +298,28 @@ class Renamed(schedule):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    "value",
-    [Polling(), Jittered(60), Holidays(), Impatient(60), Twilight("sunset", 0, 0)],
+    ("value", "reason"),
+    [
+        (Polling(), "it was not due within the looks that a test may take"),
+        (Jittered(60), "it was not due within the looks that a test may take"),
+        (Holidays(), "it was not due within the looks that a test may take"),
+        (Impatient(60), "when it is due depends on when it last ran"),
+        (Twilight("sunset", 48.8566, 2.3522), "when it is due depends on when it last ran"),
+    ],
     ids=lambda value: type(value).__name__,
 )
-def test_classes_that_say_themselves_when_are_refused(value: Any) -> None:
-    text = refusal(ConfigurationError, value)
-    assert f"{type(value).__name__} are not supported yet" in text
-    assert text.endswith("use a crontab, an interval, cron(), every() or at()")
-    with pytest.raises(ConfigurationError, match=r"^job 'export': "):
-        kind_of(value, job="export")
+def test_classes_that_say_themselves_when_and_name_no_slots(
+    value: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = timetable(value)
+    assert kind_of(found, job="export") is Kind.CHAIN
+    assert found.reason == reason
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"job 'export': the slots of class {type(value).__module__}.{type(value).__name__} are not known beforehand, "
+        f"because {reason}; each run is claimed as the successor of the one before: one message each, and nothing to "
+        "look ahead to or to catch up (celery_anarchon.schedules.register_timetable gives it slots)"
+    )
 
 
 def test_a_subclass_that_changes_nothing_is_read() -> None:

@@ -1,0 +1,143 @@
+"""Real beats on a PostgreSQL that is empty, terminates their connections, restarts, hangs; and one beat is killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.beats import ENOUGH, Beats, until
+from support.postgres_servers import Postgres, private_postgres
+
+from celery_anarchon.model import Millis
+from celery_anarchon.oracle import expected_interval
+from celery_anarchon.verdict import Kind, judge
+
+pytestmark = pytest.mark.fleet
+
+QUICK = {"anarchon_lease": 2, "anarchon_heartbeat": 0.5}
+JOBS = {f"job-{n}": 1 + n % 2 for n in range(6)}
+BAD = ("WARNING", "ERROR", "CRITICAL", "Traceback")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with private_postgres(tmp_path_factory.mktemp("postgres")) as running:
+        yield running
+
+
+@pytest.fixture
+def fleet(server: Postgres, namespace: str, tmp_path: Path) -> Iterator[Beats]:
+    """A fleet in a schema of its own, which is not there yet."""
+    fleet = Beats(tmp_path, JOBS, {**QUICK, "anarchon_backend": f"{server.url}?table={namespace}.runs"})
+    yield fleet
+    fleet.fleet.close()
+
+
+def wall() -> Millis:
+    return time.time_ns() // 1_000_000
+
+
+def go_on(fleet: Beats, seconds: float = 3) -> Millis:
+    """Wait until every job was sent so long after now, whatever is late; and until when all is decided."""
+    goal = wall() + round(seconds * 1000)
+    until(
+        lambda: {job for job, slot in fleet.count() if slot > goal} == set(fleet.jobs), "slots of every job", ENOUGH * 2
+    )
+    return goal
+
+
+def once(fleet: Beats, start: Millis, end: Millis, *, missing: bool = False) -> None:
+    """Each slot of (start, end] has one message, none has two anywhere. *missing*: what was missed may be left out."""
+    owed = [
+        (job, slot)
+        for job, every in fleet.jobs.items()
+        for slot in expected_interval(round(every * 1000), 0, start, end)
+    ]
+    verdict = judge(owed, fleet.events(), window=(start, end))
+    assert not verdict.duplicate and not verdict.same_id_twice, verdict
+    assert missing or verdict.kind is Kind.VALID, verdict
+
+
+def bad_lines(output: str) -> list[str]:
+    return [line for line in output.splitlines() if any(word in line for word in BAD)]
+
+
+def test_eight_beats_on_an_empty_database(server: Postgres, fleet: Beats) -> None:
+    before = len(server.log())
+    beats = fleet.beats(*"abcdefgh")
+    start = wall()
+    once(fleet, start, go_on(fleet, 2))
+    # Seven of eight have lost each claim: neither their logs nor the server's say so.
+    assert [line for beat in beats for line in bad_lines(beat.output)] == []
+    assert [line for line in server.log()[before:].splitlines() if "ERROR" in line or "FATAL" in line] == []
+
+
+def test_three_beats_and_one_is_killed_over_a_claim(server: Postgres, fleet: Beats, tmp_path: Path) -> None:
+    trigger = tmp_path / "die"
+    killed = fleet.beat("killed", hook=f"after-claim:die:{trigger}")
+    start = wall()
+    fleet.beats("a", "b")
+    go_on(fleet, 1)
+    trigger.touch()
+    until(lambda: not killed.running, "the beat to die")
+    end = go_on(fleet, 4)
+    once(fleet, start, end)
+    query = f"select count(*) from {fleet.settings['anarchon_backend'].rpartition('=')[2]} where state = 'claimed'"
+    with server.client() as client:
+        until(lambda: client.execute(query + " and slot <= %s", (end,)).fetchone() == (0,), "no claim left")
+
+
+def trouble(fleet: Beats, deed: Callable[[], Any], *, missing: bool) -> None:
+    """Three beats, *deed* while they run; all stay up, and no slot has two messages."""
+    beats = fleet.beats("a", "b", "c")
+    start = wall()
+    go_on(fleet, 1)
+    deed()
+    end = go_on(fleet, 3)
+    assert all(beat.running for beat in beats)
+    once(fleet, start, end, missing=missing)
+    for beat in beats:
+        assert "Traceback" not in beat.output
+        assert beat.stop() == 0
+
+
+def terminate(server: Postgres, fleet: Beats, seconds: int) -> None:
+    query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'celery-anarchon%'"
+    with server.client() as client:
+        for _ in range(seconds):
+            client.execute(query)
+            go_on(fleet, 0)
+
+
+def freeze(server: Postgres, seconds: float) -> None:
+    frozen = server.freeze()
+    try:
+        time.sleep(seconds)  # the very thing
+    finally:
+        server.thaw(frozen)
+
+
+def test_connections_that_are_terminated_again_and_again(server: Postgres, fleet: Beats) -> None:
+    # Of slots that are missed while the store is away the latest is sent.
+    trouble(fleet, lambda: terminate(server, fleet, 4), missing=True)
+
+
+def test_a_server_that_restarts(server: Postgres, fleet: Beats) -> None:
+    trouble(fleet, server.restart, missing=True)
+
+
+def test_a_server_that_hangs(server: Postgres, fleet: Beats) -> None:
+    trouble(fleet, lambda: freeze(server, 3), missing=True)
+
+
+@pytest.mark.long
+def test_a_server_that_hangs_for_a_minute(server: Postgres, fleet: Beats) -> None:
+    trouble(fleet, lambda: freeze(server, 60), missing=True)
+
+
+@pytest.mark.long
+def test_connections_that_are_terminated_each_second_for_a_minute(server: Postgres, fleet: Beats) -> None:
+    trouble(fleet, lambda: terminate(server, fleet, 60), missing=True)

@@ -1,0 +1,181 @@
+"""The engine with a store that follows runs: overlap, attempts, queue limits, what waits. Workers played by hand."""
+
+from __future__ import annotations
+
+import pytest
+from support.engine import MINUTE, SECOND, START, World, job
+
+from celery_anarchon import MemoryBackend, events
+from celery_anarchon.backends.runs import RunHold, Settlement, Start, Worker
+from celery_anarchon.job import Job
+from celery_anarchon.model import GateAnswer, Millis, Overlap, RunState, Terms
+
+HOUR = 60 * MINUTE
+
+
+def followed(
+    overlap: Overlap = Overlap.ALLOW, max_attempts: int | None = None, every: Millis = MINUTE, **options: object
+) -> Job:
+    made = job("job", every, overlap=overlap, max_attempts=max_attempts, **options)
+    terms = Terms(lease=30 * SECOND, queue_timeout=HOUR, max_attempts=max_attempts, overlap=overlap)
+    return Job(name=made.name, timetable=made.timetable, options=made.options, terms=terms)
+
+
+class Hand:
+    """A worker of a test."""
+
+    def __init__(self, world: World) -> None:
+        self.backend = MemoryBackend(store=world.store)
+        self.terms = Terms(lease=30 * SECOND, queue_timeout=HOUR)
+
+    def start(self, slot: Millis, attempt: int = 1, **more: object) -> RunHold:
+        token = f"{slot}-{attempt}"
+        start = Start(
+            job="job", slot=slot, attempt=attempt, retries=0, token=token, worker="w", terms=self.terms, **more
+        )  # type: ignore[arg-type]
+        result = self.backend.start([start])[0]
+        assert result.answer is GateAnswer.START
+        return RunHold(job="job", slot=slot, attempt=result.attempt, retries=0, token=token)
+
+    def settle(self, hold: RunHold) -> None:
+        assert self.backend.settle([Settlement(**vars(hold), state=RunState.SUCCEEDED)]) == [True]
+
+    def states(self) -> dict[int, tuple[str, str | None]]:
+        """Minutes since the start -> state and reason."""
+        runs = self.backend.history("job", 100)
+        return {(round(run.slot.timestamp() * 1000) - START) // MINUTE: (str(run.state), run.reason) for run in runs}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_skip_records_the_slots_and_the_next_free_one_is_sent(world: World) -> None:
+    world.beat("a", followed(Overlap.SKIP))
+    world.beat("b", followed(Overlap.SKIP))
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hold = hand.start(START + MINUTE)
+    for _ in range(12):
+        world.run(10 * SECOND)
+        assert hand.backend.heartbeat([hold]) == [True]
+    hand.settle(hold)
+    world.run(MINUTE)
+    states = hand.states()
+    assert (states[1][0], states[4][0]) == ("succeeded", "queued")
+    assert states[2] == states[3] == ("skipped", "overlap")
+    assert [slot for _, slot in world.outbox.slots] == [START + MINUTE, START + 4 * MINUTE]
+
+
+def test_five_skips_in_a_row_name_the_holder_once(world: World) -> None:
+    world.beat("a", followed(Overlap.SKIP))
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hold = hand.start(START + MINUTE)
+    for _ in range(60):
+        world.run(10 * SECOND)
+        hand.backend.heartbeat([hold])
+    blocked = world.events_of(events.Blocked)
+    assert len(blocked) == 1
+    assert (blocked[0].skipped, blocked[0].run.worker, blocked[0].run.state) == (5, "w", RunState.RUNNING)
+
+
+def test_queue_one_sends_the_newest_when_the_run_has_ended(world: World) -> None:
+    world.beat("a", followed(Overlap.QUEUE_ONE))
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hold = hand.start(START + MINUTE)
+    for _ in range(20):
+        world.run(10 * SECOND)
+        hand.backend.heartbeat([hold])
+    states = hand.states()
+    assert states[2] == states[3] == ("superseded", "newer-slot") and states[4][0] == "waiting"
+    hand.settle(hold)
+    world.run(11 * SECOND)
+    assert [slot for _, slot in world.outbox.slots] == [START + MINUTE, START + 4 * MINUTE]
+
+
+def test_queue_one_keeps_max_late(world: World) -> None:
+    world.beat("a", followed(Overlap.QUEUE_ONE, every=10 * MINUTE, max_late=70 * SECOND))
+    hand = Hand(world)
+    world.run(10 * MINUTE + SECOND)
+    hold = hand.start(START + 10 * MINUTE)
+    for _ in range(67):
+        world.run(10 * SECOND)
+        hand.backend.heartbeat([hold])
+    assert hand.states()[20][0] == "waiting"
+    hand.settle(hold)
+    world.run(11 * SECOND)
+    assert hand.states()[20] == ("misfire", "max-late")
+
+
+def test_a_dead_worker_s_run_goes_on_until_its_attempts_are_used_up(world: World) -> None:
+    world.beat("a", followed(max_attempts=2))
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hand.start(START + MINUTE)
+    world.run(45 * SECOND)
+    assert world.outbox.slots.count(("job", START + MINUTE)) == 2
+    hand.start(START + MINUTE, attempt=2)
+    world.run(45 * SECOND)
+    assert hand.states()[1] == ("lost", "attempts-used-up")
+    assert world.outbox.slots.count(("job", START + MINUTE)) == 2
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_unset_max_attempts_is_as_stock(world: World, acks_late: bool) -> None:
+    """Early: lost at the next sweep. Late: left to the broker's redelivery until the queue limit."""
+    world.beat("a", followed(Overlap.SKIP))
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hand.start(START + MINUTE, acks_late=acks_late)
+    world.run(45 * SECOND)
+    assert hand.states()[1][0] == ("running" if acks_late else "lost")
+    if acks_late:
+        world.run(HOUR)
+        assert hand.states()[1] == ("lost", "worker-lost")
+    assert world.outbox.slots.count(("job", START + MINUTE)) == 1
+
+
+@pytest.mark.parametrize("had_workers", [False, True])
+def test_a_run_that_nobody_starts(world: World, had_workers: bool) -> None:
+    world.beat("a", followed(Overlap.SKIP))
+    hand = Hand(world)
+    if had_workers:
+        hand.backend.worker_seen(Worker(owner="o", label="w", version="1"))
+    world.run(MINUTE + SECOND)
+    world.run(HOUR + 2 * MINUTE)
+    expected = ("lost-in-queue", "queue-timeout") if had_workers else ("dispatched", "no-gate-seen")
+    assert hand.states()[1] == expected
+    assert hand.states()[61][0] in ("queued", "skipped") and hand.states()[62][0] == "queued"
+
+
+def test_jobs_without_workers_are_not_followed_until_one_is_seen(world: World) -> None:
+    """Else a fleet of stock workers would leave every run unsettled for a day."""
+    world.beat("a", followed())
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    assert hand.states()[1] == ("dispatched", None)
+    hand.backend.worker_seen(Worker(owner="o", label="w", version="1"))
+    world.run(MINUTE)
+    assert hand.states()[2] == ("queued", None)
+    assert world.events_of(events.NoWorkers) == []
+
+
+def test_no_worker_that_asks_is_said_once(world: World) -> None:
+    world.beat("a", followed(max_attempts=1))
+    world.run(10 * MINUTE)
+    assert [event.jobs for event in world.events_of(events.NoWorkers)] == [("job",)]
+
+
+def test_a_job_that_was_removed_ends_its_runs_after_the_queue_limit(world: World) -> None:
+    world.beat("a", followed(max_attempts=3))
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hand.start(START + MINUTE)
+    world.beats["a"].load({})
+    world.run(10 * MINUTE)
+    assert hand.states()[1] == ("running", None)
+    world.run(HOUR)
+    assert hand.states()[1] == ("lost", "job-removed")

@@ -1,0 +1,221 @@
+"""Overlap, attempts, takeover and hand-over, with real beats, workers, stores and a broker."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.beats import until
+from support.crew import HEARTBEAT, LEASE, OVERDUE, Crew
+
+from celery_anarchon import wire
+from celery_anarchon.model import Run, RunState
+
+pytestmark = pytest.mark.fleet
+
+LONG = os.environ.get("ANARCHON_PROFILE") == "long"
+WINDOW = 120 if LONG else 16
+
+
+def job(
+    task: str, seconds: float, *args: Any, options: dict[str, Any] | None = None, **anarchon: Any
+) -> dict[str, Any]:
+    return {"task": task, "seconds": seconds, "args": list(args), "options": {**(options or {}), "anarchon": anarchon}}
+
+
+def slot_of(run: Run) -> int:
+    return wire.instant(run.slot)
+
+
+def bodies(fleet: Crew) -> list[tuple[float, float]]:
+    """Start and end of each body that ended."""
+    ends = {(line["slot"], line["attempt"], line["pid"]): line["at"] for line in fleet.lines("end")}
+    starts = {(line["slot"], line["attempt"], line["pid"]): line["at"] for line in fleet.lines("start")}
+    return sorted((starts[key], ends[key]) for key in ends)
+
+
+# --- overlap ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue_one"])
+def test_bodies_never_intersect(crew: Callable[..., Crew], overlap: str) -> None:
+    """A job of 2 s whose body takes 5 s, three beats, two workers."""
+    fleet = crew(jobs={"job": job("work", 2, 5, overlap=overlap)})
+    for name in ("one", "two"):
+        fleet.worker(name)
+    beats = [fleet.beat(name) for name in ("a", "b", "c")]
+    until(lambda: fleet.lines("end"), "the first end")
+    # A window of work, not something to wait for.
+    time.sleep(WINDOW)
+    for beat in beats:
+        assert beat.stop() == 0
+    until(lambda: not fleet.reader.living("job"), "the end of the last run")
+    spans = bodies(fleet)
+    assert len(spans) >= WINDOW // 8
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), spans
+    runs = {slot_of(run): run for run in fleet.reader.history("job", 1_000)}
+    assert len(fleet.lines("start")) == len({line["slot"] for line in fleet.lines("start")})
+    if overlap == "skip":
+        skipped = [run for run in runs.values() if run.state is RunState.SKIPPED]
+        assert skipped
+        by_id = {run.run_id: run for run in runs.values()}
+        for run in skipped:
+            assert run.blocked_by is not None
+            blocker = by_id[run.blocked_by]
+            # Only what was due while the blocker lived was skipped: the next free slot is not.
+            assert blocker.ended_at is not None and run.ended_at is not None
+            assert blocker.slot < run.slot and run.ended_at <= blocker.ended_at
+    else:
+        states = {run.state for run in runs.values()}
+        assert states <= {RunState.SUCCEEDED, RunState.SUPERSEDED}, states
+        # What waited is the newest of what came meanwhile, so nothing old is sent.
+        done = sorted(slot for slot, run in runs.items() if run.state is RunState.SUCCEEDED)
+        assert done == sorted(line["slot"] for line in fleet.lines("start"))
+
+
+def test_at_most_one_waits(crew: Callable[..., Crew]) -> None:
+    fleet = crew(jobs={"job": job("watch", 1, 60, overlap="queue_one")})
+    fleet.worker(concurrency=1)
+    fleet.beat()
+    start = fleet.started()[0]
+
+    def superseded() -> list[Run]:
+        return [run for run in fleet.reader.history("job", 100) if run.state is RunState.SUPERSEDED]
+
+    until(lambda: len(superseded()) >= 3, "three that were replaced")
+    living = {run.state: slot_of(run) for run in fleet.reader.living("job")}
+    assert set(living) == {RunState.RUNNING, RunState.WAITING} and living[RunState.RUNNING] == start["slot"]
+    assert living[RunState.WAITING] > max(map(slot_of, superseded()))
+
+
+# --- attempts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["die", "die.late", "die.lost"])
+def test_a_task_that_kills_its_process(crew: Callable[..., Crew], task: str) -> None:
+    """Early and late acknowledgement, and put back by Celery itself: three bodies in total, then lost; and the next
+    slot is fresh."""
+    fleet = crew(jobs={"job": job(task, 15, max_attempts=3, overlap="skip")})
+    fleet.worker("one")
+    fleet.worker("two")
+    fleet.beat("a")
+    fleet.beat("b")
+    slot = fleet.started()[0]["slot"]
+    run = fleet.ended("job", slot, RunState.LOST, seconds=90)
+    assert run.attempt == 3
+    later = until(lambda: [line for line in fleet.lines("start") if line["slot"] > slot], "the next slot", 90)
+    assert later[0]["attempt"] == 1
+    assert [line["attempt"] for line in fleet.lines("start", slot=slot)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["worker", "machine"])
+def test_a_worker_that_dies(crew: Callable[..., Crew], how: str) -> None:
+    """SIGKILL of all its processes; SIGSTOP of them, as when the machine is gone: the next attempt is another's."""
+    fleet = crew(jobs={"job": job("watch", 20, 100, max_attempts=2, overlap="skip")})
+    first = fleet.worker("first", concurrency=1)
+    fleet.beat("a")
+    fleet.beat("b")
+    start = fleet.started()[0]
+    first.send(signal.SIGKILL if how == "worker" else signal.SIGSTOP, group=True)
+    gone = time.monotonic()
+    fleet.worker("second", concurrency=1)
+    again = fleet.started(2, slot=start["slot"])[1]
+    assert again["attempt"] == 2 and again["worker"].startswith("second")
+    # Never before the lease is over; how long after it depends on this machine's load.
+    assert again["at"] >= gone + LEASE - 2 * HEARTBEAT
+
+
+def test_payments(crew: Callable[..., Crew]) -> None:
+    """max_attempts=1: the worker dies in the body, the message is redelivered: never a second body."""
+    fleet = crew(
+        jobs={"job": job("late", 60, 30, max_attempts=1)},
+        settings={"broker_transport_options": OVERDUE},
+    )
+    first = fleet.worker("first", concurrency=1)
+    fleet.beat()
+    start = fleet.started()[0]
+    first.send(signal.SIGKILL, group=True)
+    fleet.worker("second", concurrency=1)
+    run = fleet.ended("job", start["slot"], RunState.LOST)
+    assert (run.attempt, run.reason) == (1, "attempts-used-up")
+    until(lambda: (run := fleet.run("job", start["slot"])) is not None and run.refused >= 1, "the redelivery")
+    assert len(fleet.lines("start", slot=start["slot"])) == 1
+
+
+def test_unset_attempts_as_stock(crew: Callable[..., Crew]) -> None:
+    """Early acknowledgement: lost with its worker. Late: the redelivery is the next attempt."""
+    fleet = crew(
+        jobs={"early": job("watch", 60, 100), "late": job("late", 60, 6)},
+        settings={"broker_transport_options": OVERDUE},
+    )
+    first = fleet.worker("first", concurrency=2)
+    fleet.beat()
+    early, late = fleet.started(job="early")[0], fleet.started(job="late")[0]
+    first.send(signal.SIGKILL, group=True)
+    fleet.worker("second")
+    assert fleet.ended("early", early["slot"], RunState.LOST).reason == "worker-lost"
+    assert fleet.ended("late", late["slot"], RunState.SUCCEEDED).attempt == 2
+    assert len(fleet.lines("start", job="late", slot=late["slot"])) == 2
+
+
+# --- hand-over --------------------------------------------------------------------------------------------------------
+
+
+def test_a_warm_shutdown_waits_under_its_lease(crew: Callable[..., Crew]) -> None:
+    """SIGTERM with a body of several leases: nobody takes it over. What was not started goes back, uncounted."""
+    fleet = crew(jobs={"job": job("work", 20, 3 * LEASE, max_attempts=2), "other": job("work", 1)})
+    first = fleet.worker("first", concurrency=1)
+    fleet.beat()
+    start = fleet.started(job="job")[0]
+    first.send(signal.SIGTERM)
+    assert first.wait(60) == 0
+    run = fleet.ended("job", start["slot"], RunState.SUCCEEDED)
+    assert (run.attempt, len(fleet.lines("start", job="job", slot=start["slot"]))) == (1, 1)
+    fleet.worker("second")
+    until(lambda: len(fleet.lines("end", job="other")) >= 3, "what the first had not started")
+    assert all(line["attempt"] == 1 for line in fleet.lines("start", job="other"))
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_cold_shutdown_hands_over(crew: Callable[..., Crew], soft: bool) -> None:
+    """SIGQUIT, at once or after a soft wait: another worker goes on before any lease is over."""
+    import celery
+
+    if soft and not hasattr(celery.Celery().conf, "worker_soft_shutdown_timeout"):
+        pytest.xfail("this Celery has no soft shutdown")
+    fleet = crew(
+        jobs={"job": job("watch", 60, 100, max_attempts=2)},
+        settings={"anarchon_lease": 60, "anarchon_heartbeat": 1, "worker_soft_shutdown_timeout": 1.0 if soft else 0.0},
+    )
+    first = fleet.worker("first", concurrency=1)
+    fleet.beat()
+    start = fleet.started()[0]
+    second = fleet.worker("second", concurrency=1)
+    first.send(signal.SIGQUIT)
+    again = fleet.started(2, slot=start["slot"])[1]
+    assert again["attempt"] == 2 and again["worker"].startswith("second")
+    assert again["at"] - start["at"] < 60, "it waited for the lease"
+    first.wait(30)
+    assert second.running
+
+
+# --- what is lost on the way ------------------------------------------------------------------------------------------
+
+
+def test_a_purged_queue_frees_its_guard(crew: Callable[..., Crew]) -> None:
+    fleet = crew(jobs={"job": job("work", 1, overlap="skip", queue_timeout=4)})
+    fleet.worker("early").stop()
+    beat = fleet.beat()
+    slot = slot_of(until(lambda: fleet.reader.living("job"), "a queued run")[0])
+    until(lambda: fleet.waiting(), "its message")
+    fleet.app().control.purge()
+    assert fleet.ended("job", slot, RunState.LOST_IN_QUEUE).reason == "queue-timeout"
+    # Five skips in a row were said, with the way out.
+    beat.wait_for_log(r"slots in a row skipped.*anarchon release job", 60)
+    fleet.worker("late")
+    assert fleet.started()[0]["slot"] > slot

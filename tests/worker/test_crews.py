@@ -1,0 +1,208 @@
+"""The run on its worker, with real beats, workers, stores and a broker: every outcome, copies, lost leases."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import redis_server
+from support.beats import until
+from support.crew import HEARTBEAT, LEASE, OVERDUE, Crew
+
+from celery_anarchon import wire
+from celery_anarchon.model import Run, RunState
+
+pytestmark = pytest.mark.fleet
+
+ENDS = {RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.LOST, RunState.LOST_IN_QUEUE}
+
+
+def job(task: str, seconds: float = 1, *, options: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """An entry of the schedule; job options in *more*, arguments of the task in ``args`` and ``kwargs``."""
+    parts = {key: more.pop(key) for key in ("args", "kwargs") if key in more}
+    return {"task": task, "seconds": seconds, "options": {**(options or {}), "anarchon": more}, **parts}
+
+
+def test_every_outcome(crew: Callable[..., Crew]) -> None:
+    """Each ends its run in the right state, for the right reason, and frees its guard: no run stays behind."""
+    outcomes = {
+        "works": (job("work", 5), RunState.SUCCEEDED, None),
+        "fails": (job("fail", 5), RunState.FAILED, "exception"),
+        "ignores": (job("ignore", 5), RunState.SUCCEEDED, "ignored"),
+        "rejects": (job("reject", 5), RunState.FAILED, "rejected"),
+        "retries": (job("again", 5), RunState.SUCCEEDED, None),
+        "too-long": (job("work", 5, args=[30], timeout=1), RunState.TIMED_OUT, "time-limit"),
+        "soft": (job("work", 5, args=[30], options={"soft_time_limit": 1}), RunState.TIMED_OUT, "soft-time-limit"),
+        "dies": (job("die", 5), RunState.LOST, "worker-lost"),
+        "dies-late": (job("die.late", 5), RunState.LOST, "worker-lost"),
+        "expires": (job("work", 5, options={"expires": -1}, queue_timeout=60), RunState.LOST_IN_QUEUE, "expired"),
+        "unknown": (job("no.such.task", 5), RunState.LOST_IN_QUEUE, "unknown-task"),
+        "skips": (job("work", 5, overlap="skip"), RunState.SUCCEEDED, None),
+    }
+    fleet = crew(jobs={name: entry for name, (entry, _, _) in outcomes.items()})
+    fleet.worker(concurrency=4)
+    beat = fleet.beat()
+
+    def ended(name: str) -> Run | None:
+        runs = [run for run in fleet.reader.history(name, 100) if run.state in ENDS]
+        return runs[-1] if runs else None
+
+    found = {name: until(lambda name=name: ended(name), name, 120) for name in outcomes}
+    assert beat.stop() == 0
+    assert {name: (run.state, run.reason) for name, run in found.items()} == {
+        name: (state, reason) for name, (_, state, reason) in outcomes.items()
+    }
+    assert all(run.attempt == 1 for run in found.values())
+    for name, run in found.items():
+        slot = wire.instant(run.slot)
+        starts = [line["retries"] for line in fleet.lines("start", job=name, slot=slot)]
+        expected = {"retries": [0, 1, 2], "expires": [], "unknown": []}
+        assert starts == expected.get(name, [0]), name
+    # Nothing is left that would hold a guard: what was sent meanwhile ends as well.
+    until(lambda: not any(fleet.reader.living(name) for name in outcomes), "the end of all runs")
+
+
+def test_revoked_in_its_body(crew: Callable[..., Crew]) -> None:
+    """The guard is free at once: the next slot runs."""
+    fleet = crew(jobs={"long": job("watch", 1, args=[60], overlap="skip")})
+    fleet.worker(concurrency=1)
+    fleet.beat()
+    start = fleet.started()[0]
+    fleet.app().control.revoke(start["id"], terminate=True)
+    assert fleet.ended("long", start["slot"], RunState.FAILED).reason == "revoked"
+    assert fleet.started(2)[1]["slot"] > start["slot"]
+
+
+def test_revoked_before_its_start(crew: Callable[..., Crew]) -> None:
+    fleet = crew(jobs={"long": job("watch", 1, args=[60])})
+    fleet.worker(concurrency=1)
+    fleet.beat()
+    start = fleet.started()[0]
+    waiting = until(
+        lambda: [run for run in fleet.reader.living("long") if run.state is RunState.QUEUED], "a queued run"
+    )
+    control = fleet.app().control
+    control.revoke(waiting[0].run_id)
+    control.revoke(start["id"], terminate=True)
+    run = fleet.ended("long", wire.instant(waiting[0].slot), RunState.LOST_IN_QUEUE)
+    assert run.reason == "revoked"
+    assert fleet.lines("start", slot=wire.instant(run.slot)) == []
+
+
+def test_a_beat_frozen_before_its_confirm(crew: Callable[..., Crew]) -> None:
+    """It has published and not told; another takes over and publishes again: one body."""
+    fleet = crew(jobs={"job": job("work", 2)})
+    hook = fleet.folder / "hook"
+    hook.touch()
+    first = fleet.fleet.beat(
+        "first", scheduler="crew_hooks:HookedScheduler", FLEET_HOOK=f"after-publish:pause:{hook}", FLEET_CONFIG="{}"
+    )
+    until(lambda: first.state == "T", "the pause of the first beat")
+    fleet.beat("second")
+    # Both messages are there before any worker is.
+    until(lambda: fleet.waiting() >= 2, "the second message")
+    fleet.worker()
+    start = fleet.started()[0]
+    until(lambda: (run := fleet.run("job", start["slot"])) is not None and run.refused >= 1, "the refused copy")
+    first.thaw()
+    fleet.started(3)
+    slots = [line["slot"] for line in fleet.lines("start")]
+    assert len(slots) == len(set(slots))
+    assert fleet.run("job", start["slot"]).state is RunState.SUCCEEDED  # type: ignore[union-attr]
+
+
+def test_redelivered_while_it_runs(crew: Callable[..., Crew]) -> None:
+    """A visibility timeout shorter than the body, late acknowledgement: stock executes it again and again."""
+    fleet = crew(
+        jobs={"job": job("late", 60, args=[8])},
+        settings={"broker_transport_options": OVERDUE},
+    )
+    fleet.worker("one")
+    fleet.worker("two")
+    fleet.beat()
+    start = fleet.started()[0]
+    run = fleet.ended("job", start["slot"], RunState.SUCCEEDED)
+    until(lambda: (run := fleet.run("job", start["slot"])) is not None and run.refused >= 1, "the refused copy")
+    assert len(fleet.lines("start", slot=start["slot"])) == 1
+    assert run.attempt == 1
+
+
+def test_a_worker_frozen_past_its_lease(crew: Callable[..., Crew]) -> None:
+    """Another takes over; when it wakes its body is told, its end is refused, the record keeps the truth."""
+    fleet = crew(jobs={"job": job("watch", 30, args=[25], max_attempts=2, overlap="skip")})
+    first = fleet.worker("first", concurrency=1)
+    fleet.beat()
+    start = fleet.started()[0]
+    first.send(signal.SIGSTOP, group=True)
+    fleet.worker("second", concurrency=1)
+    again = fleet.started(2, slot=start["slot"])[1]
+    assert (again["attempt"], again["retries"]) == (2, 0)
+    assert again["at"] - start["at"] >= LEASE
+    first.send(signal.SIGCONT, group=True)
+    told = until(lambda: fleet.lines("end", slot=start["slot"], attempt=1), "the end of the first body")[0]
+    assert told["lost"] is True
+    first.wait_for_log("its record stands|is not this worker's any more")
+    run = fleet.run("job", start["slot"])
+    assert run is not None and (run.state, run.attempt) == (RunState.RUNNING, 2)
+    assert run.worker is not None and run.worker.startswith("second")
+
+
+def test_queued_messages_hold_no_lease(crew: Callable[..., Crew]) -> None:
+    """Waiting is not dying: without a worker for many leases, then all of them run, once."""
+    fleet = crew(jobs={"job": job("work", 1)})
+    # A worker that was seen, so that runs are followed.
+    fleet.worker("early").stop()
+    fleet.beat()
+    until(lambda: fleet.waiting() >= 4, "messages of four seconds")
+    assert all(run.state in (RunState.QUEUED, RunState.CLAIMED) for run in fleet.reader.living("job"))
+    fleet.worker("late-comer")
+    starts = fleet.started(4)
+    assert len({line["slot"] for line in starts}) == len(starts)
+
+
+@pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
+def test_the_default_scheduler(crew: Callable[..., Crew]) -> None:
+    """``worker -B`` and ``beat`` without -S, after the one line; a stock worker runs what we send."""
+    fleet = crew(jobs={"job": job("work", 1)})
+    embedded = fleet.worker("embedded", "prefork", 1, "-B", "-s", str(fleet.folder / "schedule"))
+    start = fleet.started(2)[0]
+    assert fleet.ended("job", start["slot"], RunState.SUCCEEDED)
+    assert embedded.stop(30) == 0
+    assert not list(fleet.folder.glob("schedule*"))
+    beat = fleet.beat("alone")
+    stock = fleet.worker("stock", CREW_GATE="no")
+    line = until(lambda: [found for found in fleet.lines("end") if found["worker"].startswith("stock")], "stock")[0]
+    assert line["job"] == "job" and line["lost"] is False
+    assert beat.stop() == 0 and stock.stop(30) == 0
+
+
+@pytest.mark.parametrize("outage", [1.0, 2.5 * LEASE])
+def test_a_store_away_in_a_run(tmp_path: Path, outage: float) -> None:
+    """Shorter than the lease: nothing. Longer: told, and kept if the store still says so afterwards."""
+    (tmp_path / "broker").mkdir()
+    (tmp_path / "store").mkdir()
+    with (
+        redis_server(tmp_path / "broker", private=True) as broker,
+        redis_server(tmp_path / "store", private=True) as store,
+        closing(Crew(tmp_path, store.url, broker.url, jobs={"job": job("watch", 60, args=[outage + 6])})) as fleet,
+    ):
+        fleet.worker(concurrency=1)
+        fleet.beat()
+        start = fleet.started()[0]
+        store.process.pause()
+        if outage > LEASE:
+            end = until(lambda: fleet.lines("end"), "the body to be told")[0]
+            assert end["lost"] is True and end["at"] - start["at"] >= LEASE - HEARTBEAT
+        else:
+            # Nothing is to happen in this time, so there is nothing to wait for.
+            time.sleep(outage)
+            assert fleet.lines("end") == []
+        store.process.resume()
+        run = fleet.ended("job", start["slot"], RunState.SUCCEEDED)
+        assert run.attempt == 1
+        assert fleet.lines("end")[0]["lost"] is (outage > LEASE)
