@@ -213,10 +213,10 @@ def test_a_history_that_was_deleted_is_made_again(connect: Connect, server: Rabb
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_horizon_holds_across_a_restart(tmp_path: Path, strategy: str) -> None:
     with rabbitmq_server(tmp_path) as server:
-        options: dict[str, Any] = {"strategy": strategy, "slot_ttl": 25, "early_tolerance": 500}
+        options: dict[str, Any] = {"strategy": strategy, "slot_ttl": 15, "early_tolerance": 500}
         client = RabbitMQBackend(server.url, **options)
         client.open("app")
-        assert client.traits.horizon == 20_000
+        assert client.traits.horizon == 12_000
         slot = client.now()
         assert claim(client, "job", slot, "a") is Answer.WON
         client.close()
