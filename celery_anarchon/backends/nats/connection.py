@@ -218,8 +218,7 @@ class Own(Connection):
                 await asyncio.wait_for(opening, 2 * CONNECT_TIMEOUT)
                 self._check(client)
             except Exception as error:
-                with suppress(Exception):
-                    await client.close()
+                await _end(client)
                 if isinstance(error, AnarchonError):
                     raise
                 said = self._failure(server, error)
@@ -242,8 +241,7 @@ class Own(Connection):
     async def _drop(self) -> None:
         line, self._line = self._line, None
         if line is not None:
-            with suppress(Exception):
-                await line.client.close()
+            await _end(line.client)
 
     def close(self) -> None:
         """Without waiting for a call in progress: that ends the thread when it is done."""
@@ -320,9 +318,24 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         for task in left:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        # What was closed last says so in the next round.
+        loop.run_until_complete(asyncio.sleep(0))
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+async def _end(client: Any) -> None:
+    with suppress(Exception):
+        await client.close()
+    # Before 2.12 or so the driver leaves a socket open that the server has closed.
+    for name in ("_reading_task", "_ping_interval_task", "_flusher_task"):
+        task = getattr(client, name, None)
+        if task is not None:
+            task.cancel()
+    with suppress(Exception):
+        client._transport.close()
+    await asyncio.sleep(0)
 
 
 async def _say_nothing(error: Exception) -> None:
