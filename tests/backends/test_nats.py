@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import Server, free_port
+from support.certificates import certificate
 from support.contenders import contend
 from support.lines import Line
-from support.nats_servers import PUBLISHING, NatsServer, nats_cluster, nats_server
+from support.nats_servers import PUBLISHING, NatsServer, binary, nats_cluster, nats_server
 from support.waiting import wait_for
 
 from celery_anarchon.backends.base import Confirmation, Keep, Outcome
@@ -230,9 +232,6 @@ def test_replicas_without_a_cluster(connect: Connect) -> None:
 
 def test_a_server_without_jetstream(tmp_path: Path) -> None:
     """It may come: the beat waits, and says what is missing."""
-    from servers import Server, free_port
-    from support.nats_servers import binary
-
     port = free_port()
     process = Server([binary(), "-a", "127.0.0.1", "-p", str(port)], port, tmp_path)
     process.start()
@@ -394,3 +393,24 @@ def test_urls() -> None:
     assert "pass" not in backend.describe()
     assert backend_from_url("nats://localhost").namespace == "CRON/cron."
     assert "token" not in backend_from_url("tls://token@host").describe()
+
+
+def test_tls(tmp_path: Path) -> None:
+    (mine, key), (other, _) = certificate(tmp_path, "mine"), certificate(tmp_path, "other")
+    port = free_port()
+    command = [binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(tmp_path / "data")]
+    process = Server([*command, "--tls", "--tlscert", str(mine), "--tlskey", str(key)], port, tmp_path)
+    process.start()
+    try:
+        client = backend_from_url(f"tls://127.0.0.1:{port}?tls_ca={mine}")
+        client.open("app")
+        now = client.now()
+        assert claim(client, "job", now, "a") is Answer.WON
+        assert claim(client, "job", now, "b") is Answer.TAKEN
+        client.close()
+        client = backend_from_url(f"tls://127.0.0.1:{port}?tls_ca={other}")
+        with pytest.raises(BackendUnavailable, match=r"(?i)certificate"):
+            client.open("app")
+        client.close()
+    finally:
+        process.kill()

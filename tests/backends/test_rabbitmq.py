@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from kombu import Connection
+from servers import free_port
+from support.certificates import certificate
 from support.contenders import contend
 from support.lines import Line
 from support.rabbitmq_servers import PUBLISHING, RabbitServer, rabbitmq_server
@@ -397,3 +399,29 @@ def test_urls() -> None:
     assert isinstance(secure, RabbitMQBackend)
     assert secure._source.address._templates[0].ssl["cert_reqs"].name == "CERT_REQUIRED"
     assert backend_from_url("amqp://localhost").traits.horizon == 240_000
+
+
+def test_tls(tmp_path: Path, namespace: str) -> None:
+    (mine, key), (other, _) = certificate(tmp_path, "mine"), certificate(tmp_path, "other")
+    port = free_port()
+    options = (
+        f"listeners.ssl.1 = 127.0.0.1:{port}",
+        f"ssl_options.cacertfile = {mine}",
+        f"ssl_options.certfile = {mine}",
+        f"ssl_options.keyfile = {key}",
+        "ssl_options.verify = verify_none",
+    )
+    with rabbitmq_server(tmp_path / "server", options):
+        url = f"amqps://guest:guest@127.0.0.1:{port}//"
+        client = backend_from_url(f"{url}?ssl_ca_certs={mine}&prefix={namespace}.&strategy=stream")
+        client.open("app")
+        now = client.now()
+        assert claim(client, "job", now, "a") is Answer.WON
+        assert claim(client, "job", now, "b") is Answer.TAKEN
+        client.close()
+        unchecked = backend_from_url(f"{url}?ssl_cert_reqs=none&prefix={namespace}.&strategy=stream")
+        unchecked.open("app")
+        unchecked.close()
+        for wrong in (f"{url}?ssl_ca_certs={other}", url):
+            with pytest.raises(BackendUnavailable, match=r"(?i)certificate"):
+                backend_from_url(wrong).open("app")
