@@ -22,6 +22,8 @@ _HOMES = {
     "RunState": "celery_anarchon.model",
     "RedisBackend": "celery_anarchon.backends.redis",
     "ValkeyBackend": "celery_anarchon.backends.redis",
+    "RabbitMQBackend": "celery_anarchon.backends.rabbitmq",
+    "NatsBackend": "celery_anarchon.backends.nats",
     "PostgresBackend": "celery_anarchon.backends.postgres",
     "SqliteBackend": "celery_anarchon.backends.sqlite",
     "MemoryBackend": "celery_anarchon.backends.memory",
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     from celery_anarchon.app import Anarchon as Anarchon
     from celery_anarchon.app import run_id as run_id
     from celery_anarchon.backends.memory import MemoryBackend as MemoryBackend
+    from celery_anarchon.backends.nats import NatsBackend as NatsBackend
     from celery_anarchon.backends.postgres import PostgresBackend as PostgresBackend
+    from celery_anarchon.backends.rabbitmq import RabbitMQBackend as RabbitMQBackend
     from celery_anarchon.backends.redis import RedisBackend as RedisBackend
     from celery_anarchon.backends.redis import ValkeyBackend as ValkeyBackend
     from celery_anarchon.backends.sqlite import SqliteBackend as SqliteBackend

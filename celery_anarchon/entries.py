@@ -129,6 +129,8 @@ class JobFactory:
 
         :raises ConfigurationError: the text names the job, the option and the fix.
         """
+        if not isinstance(entry.name, str) or not entry.name:
+            raise ConfigurationError(f"a job's name is a text of at least one character, not {entry.name!r}")
         name: str = entry.name
         given = (entry.options or {}).get(OPTIONS_KEY) or {}
         if not isinstance(given, Mapping):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -22,6 +23,7 @@ HEADER = "anarchon"
 UNTRACKED_HEADER = "anarchon_slot"
 """The header of canvas messages: many messages share one slot, so they cannot be one run."""
 
+_SPECIAL = re.compile(rb"[^A-Za-z0-9_-]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _RUN_IDS = uuid.uuid5(uuid.NAMESPACE_URL, "celery-anarchon")
 
@@ -64,6 +66,20 @@ def run_id(namespace: str, job: str, slot: Millis) -> str:
 def fingerprint(timetable_key: str) -> str:
     """Sixteen hex digits that stand for one meaning of a schedule: equal keys, equal fingerprint, on every host."""
     return hashlib.sha256(timetable_key.encode()).hexdigest()[:16]
+
+
+def store_name(text: str, limit: int) -> str:
+    """*text* in letters, digits, ``_``, ``-``, ``%`` and ``~``, at most *limit* characters long: for stores whose names
+    cannot be any text. Two texts never share a name.
+
+    What is too long is cut, and carries a hash of all of it behind a ``~``, which is never a character of the rest.
+    """
+    data = text.encode("utf-8", "surrogatepass")
+    name = _SPECIAL.sub(lambda byte: b"%%%02X" % byte[0][0], data).decode()
+    if len(name) <= limit:
+        return name
+    digest = hashlib.sha256(data).hexdigest()[:32]
+    return f"{name[: limit - len(digest) - 1]}~{digest}"
 
 
 def header(*, namespace: str, job: str, slot: Millis, attempt: int, late: Millis, beat: str) -> dict[str, Any]:

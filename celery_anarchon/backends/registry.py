@@ -28,6 +28,8 @@ _OURS = {
     ),
     **dict.fromkeys(("postgresql", "postgres"), "celery_anarchon.backends.postgres:PostgresBackend"),
     **dict.fromkeys(("valkey", "valkeys"), "celery_anarchon.backends.redis:ValkeyBackend"),
+    **dict.fromkeys(("amqp", "amqps"), "celery_anarchon.backends.rabbitmq:RabbitMQBackend"),
+    **dict.fromkeys(("nats", "tls"), "celery_anarchon.backends.nats:NatsBackend"),
 }
 
 _EXTRAS = {

@@ -35,7 +35,8 @@ BARE_POSTGRES = (
     "insert into bare (job, slot, state, owner, attempt, lease_until, claimed_at, beat)"
     " select job, slot, 'claimed', owner, 1, 30000, 0, beat"
     " from unnest(%s::text[], %s::bigint[], %s::text[], %s::text[])"
-    " as given(job, slot, owner, beat) on conflict do nothing returning job, slot, owner",
+    " as given(job, slot, owner, beat)"
+    " on conflict do nothing returning job, slot, owner",
 )
 BARE_SQLITE = (
     "insert into bare (job, slot, state, owner, attempt, lease_until, claimed_at, beat)"
@@ -55,13 +56,19 @@ def best(rounds: int, *runs: Callable[[int], None]) -> list[float]:
     return [min(its_times[1:]) for its_times in times]
 
 
-def ours(backend: Any, jobs: list[str], base: Millis, *, owner: str = "a", wins: bool = True) -> Callable[[int], None]:
+def ours(backend: Any, asked: list[list[ClaimRequest]], answer: Answer) -> Callable[[int], None]:
     def run(number: int) -> None:
-        asked = [ClaimRequest(job=job, slot=base + number, owner=owner, beat="b", lease=30_000) for job in jobs]
-        answers = {result.answer for result in backend.claim(asked)}
-        assert answers == {Answer.WON if wins else Answer.TAKEN}
+        assert {result.answer for result in backend.claim(asked[number])} == {answer}
 
     return run
+
+
+def requests(jobs: list[str], base: Millis, rounds: int, owner: str) -> list[list[ClaimRequest]]:
+    """Those of each round, made beforehand: they are the caller's."""
+    return [
+        [ClaimRequest(job=job, slot=base + number, owner=owner, beat="b", lease=30_000) for job in jobs]
+        for number in range(rounds + 1)
+    ]
 
 
 def bare_postgres(connection: Any, jobs: list[str]) -> Callable[[int], None]:
@@ -122,7 +129,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, stores(Path(folder), jobs) as all_stores:
         for name, backend, by_hand in all_stores:
             base = backend.now() - 10_000_000
-            winner, loser = ours(backend, jobs, base), ours(backend, jobs, base, owner="late", wins=False)
+            winner = ours(backend, requests(jobs, base, options.rounds, "a"), Answer.WON)
+            loser = ours(backend, requests(jobs, base, options.rounds, "late"), Answer.TAKEN)
             bare, won, lost = best(options.rounds, by_hand, winner, loser)
             rate = options.batch / won
             print(

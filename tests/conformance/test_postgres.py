@@ -46,13 +46,16 @@ class Pooled(PostgresHarness):
 
 
 class Smaller:
-    race_threads: ClassVar[int] = 10
-    race_slots: ClassVar[int] = 20
-    race_processes: ClassVar[tuple[int, int]] = (3, 3)
+    race_threads: ClassVar[int] = 8
+    race_slots: ClassVar[int] = 10
+    race_processes: ClassVar[tuple[int, int]] = (3, 2)
 
 
 class TestPostgres(RunSuite):
     harness_class = Direct
+    race_threads: ClassVar[int] = 20
+    race_slots: ClassVar[int] = 30
+    race_processes: ClassVar[tuple[int, int]] = (4, 5)
 
 
 class TestEngine(Smaller, RunSuite):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -17,6 +18,14 @@ from typing import Any
 import amqp
 from servers import Server, free_port, missing, on_path
 from support.waiting import wait_for
+
+PUBLISHING = b"\x00\x3c\x00\x28"
+"""What is in the frame of every message that a client publishes."""
+
+
+def wanted() -> bool:
+    """Whether tests on a server are to be collected: in CI on one Python only."""
+    return sys.version_info[:2] == (3, 11) or not os.environ.get("CI")
 
 
 def find_scripts() -> Path | None:
@@ -109,6 +118,36 @@ class RabbitServer:
         link.connect()
         with closing(link):
             yield link
+
+    def messages(self, queue: str) -> int | None:
+        """How many messages lie in a queue; None: there is no such queue."""
+        with self.client() as link, closing(link.channel()) as channel:
+            try:
+                return int(channel.queue_declare(queue, passive=True).message_count)
+            except amqp.NotFound:
+                return None
+
+    def stream(self, name: str) -> list[bytes]:
+        """All that is in a stream, as far as it arrives without a pause."""
+        arrived: list[Any] = []
+        with self.client() as link, closing(link.channel()) as channel:
+            channel.basic_qos(0, 60_000, False)
+            try:
+                channel.basic_consume(name, callback=arrived.append, arguments={"x-stream-offset": "first"})
+                while True:
+                    link.drain_events(timeout=0.3)
+            except (TimeoutError, amqp.NotFound):
+                bodies = [message.body for message in arrived]
+        return [body if isinstance(body, bytes) else body.encode() for body in bodies]
+
+    def put(self, queue: str, body: str) -> None:
+        with self.client() as link, closing(link.channel()) as channel:
+            channel.confirm_select()
+            channel.basic_publish_confirm(amqp.Message(body, delivery_mode=2), routing_key=queue, mandatory=True)
+
+    def delete(self, queue: str) -> None:
+        with self.client() as link, closing(link.channel()) as channel:
+            channel.queue_delete(queue)
 
     def control(self, *words: str) -> str:
         """``rabbitmqctl`` with these words; what it said. Takes a second or two."""

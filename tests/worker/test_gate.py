@@ -318,6 +318,35 @@ def test_a_store_that_was_wiped(shop: Shop, caplog: pytest.LogCaptureFixture) ->
     assert shop.bodies == [("job", 1, 0)]
 
 
+def test_a_retry_carries_the_attempt_that_was_granted(shop: Shop) -> None:
+    """Mutant retry-keeps-old-header (H3): the gate grants a redelivery attempt 2, and its retry would be stale."""
+    terms = Terms(lease=LEASE, queue_timeout=60_000, max_attempts=2)
+    slot = shop.queued("job", terms)
+    gone = Start(job="job", slot=slot, attempt=1, retries=0, token="gone", worker="gone", terms=terms)
+    assert shop.backend.start([gone])[0].answer is GateAnswer.START
+    record = shop.store.spaces[shop.backend.namespace].find("job", slot)
+    assert record is not None
+    record.lease_until = 0
+    with shop.working():
+        shop.send("retries", "job", slot, attempt=1, terms=terms)
+        run = shop.ends("job", slot, RunState.SUCCEEDED)
+    assert (run.attempt, shop.bodies) == (2, [("job", 2, 0), ("job", 2, 1), ("job", 2, 2)])
+
+
+def test_a_message_that_expires_while_its_answer_is_out(shop: Shop) -> None:
+    """Mutant ask-then-expire (H11): its start may have been granted, so it is not reported as gone before its start."""
+    shop.workers.deaf = True
+    slot = shop.queued("job")
+    with shop.working():
+        shop.send("quick", "job", slot, expires=0.6)
+        until(lambda: shop.workers.asked >= 2)
+        assert shop.run("job", slot).state is RunState.RUNNING  # type: ignore[union-attr]
+        time.sleep(0.6)
+        shop.workers.deaf = False
+        shop.ends("job", slot, RunState.FAILED, "expired")
+    assert shop.bodies == []
+
+
 # --- leases -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,296 @@
+"""A namespace on a RabbitMQ: how it is opened and checked, its history, and the operations of the contract.
+
+Belongs here: what is kept, and where. Does not belong here: who was first (:mod:`.claims`).
+
+History is a stream for each job: it is read without being changed, by any number of readers. A stream is bounded by
+bytes, so how many runs are kept is decided when it is read: a beat writes the job's ``history_size`` into it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from celery_anarchon import wire
+from celery_anarchon.backends.base import (
+    GIVEN_UP,
+    NEVER_A_RUN,
+    ClaimBackend,
+    ClaimRequest,
+    ClaimResult,
+    Confirmation,
+    GivenUp,
+    Hold,
+    Keep,
+    Outcome,
+    Traits,
+)
+from celery_anarchon.backends.claimonly import (
+    Entry,
+    Memory,
+    claimed,
+    decode,
+    encode,
+    ended,
+    recorded,
+    remembered,
+    runs,
+)
+from celery_anarchon.backends.rabbitmq.address import Address
+from celery_anarchon.backends.rabbitmq.claims import Claims, Names, QueueClaims, StreamClaims
+from celery_anarchon.backends.rabbitmq.link import Fate, Link, Post, Source
+from celery_anarchon.clock import SystemClock
+from celery_anarchon.errors import AnarchonError, BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
+from celery_anarchon.model import Answer, Millis, Run, RunState
+
+logger = logging.getLogger("celery_anarchon.backend")
+
+STRATEGIES: dict[str, type[Claims]] = {"queue": QueueClaims, "stream": StreamClaims}
+
+HISTORY = {
+    "x-queue-type": "stream",
+    "x-max-length-bytes": 1_000_000,
+    # Old entries go by segments: three quarters of the length are always there.
+    "x-stream-max-segment-size-bytes": 250_000,
+}
+
+META = {"x-queue-type": "stream"}
+
+
+class RabbitMQStore(ClaimBackend):
+    """Everything but the constructor that people see."""
+
+    name = "rabbitmq"
+    traits = Traits(
+        leases=False,
+        horizon=240_000,
+        server_time=False,
+        durable=True,
+        any_job_name=True,
+        history_by_age=False,
+        max_key_length=255,
+        knows_owner=False,
+        exact_history=False,
+    )
+
+    def __init__(self, address: Address, *, prefix: str, slot_ttl: Any, strategy: Any, early_tolerance: Millis) -> None:
+        if strategy not in STRATEGIES:
+            offered = " or ".join(repr(one) for one in STRATEGIES)
+            raise ConfigurationError(f"strategy={strategy!r}: there is no such strategy for rabbitmq; choose {offered}")
+        if not isinstance(prefix, str) or not prefix:
+            raise ConfigurationError(f'prefix={prefix!r}: give a text such as "billing.cron."; it keeps services apart')
+        self._names = Names(prefix)
+        if prefix.startswith("amq.") or "\n" in prefix or "\r" in prefix or not self._names.fits():
+            raise ConfigurationError(f"prefix={prefix!r}: names of queues cannot begin like this, or become too long")
+        self.namespace = prefix
+        self.early_tolerance = early_tolerance
+        self._window, self._horizon = remembered(slot_ttl, "slot_ttl", early_tolerance)
+        self._strategy = str(strategy)
+        self._claims = STRATEGIES[strategy](self._names, self._window)
+        self.traits = replace(type(self).traits, horizon=self._horizon, knows_owner=self._claims.knows_owner)
+        self._source = Source(address)
+        self._clock = SystemClock()
+        self._memory = Memory(self._window)
+        self._made: set[str] = set()
+        """Streams that are known to be there."""
+        self._sizes: dict[str, int] = {}
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        return f"rabbitmq {self._source.address.text}, prefix {self.namespace}, strategy {self._strategy}"
+
+    def open(self, app_name: str, *, create: bool = True) -> None:
+        self._source.closed = False
+        with self._source.use(writes=False) as link:
+            there = link.exists(self._names.meta)
+        if not there:
+            if not create:
+                return
+            self._source.declare(self._names.meta, META)
+        with self._source.use(writes=False) as link:
+            self._check(self._charter(link, app_name), app_name)
+        for stream, arguments in self._claims.streams().items() if create else ():
+            self._source.declare(stream, arguments)
+
+    def _charter(self, link: Link, app_name: str) -> dict[str, Any]:
+        """What the first beat of this namespace has written. Several may write at once: what came first counts."""
+        found = link.read(self._names.meta)
+        if not found:
+            charter = {
+                "layout": wire.LAYOUT_VERSION,
+                "app": app_name,
+                "strategy": self._strategy,
+                "slot_ttl": self._window,
+            }
+            self._store(link, [Post(self._names.meta, json.dumps(charter).encode())])
+            found = link.read(self._names.meta)
+        try:
+            return dict(json.loads(found[0]))
+        except (ValueError, TypeError, IndexError) as error:
+            raise ConfigurationError(
+                f"{self.describe()}: the stream {self._names.meta} is not celery-anarchon's; set prefix=..."
+            ) from error
+
+    def _check(self, charter: dict[str, Any], app_name: str) -> None:
+        layout = charter.get("layout", 0)
+        if layout > wire.LAYOUT_VERSION:
+            raise LayoutMismatch(
+                f"{self.describe()}: layout {layout} was written by a newer celery-anarchon; this one knows "
+                f"{wire.LAYOUT_VERSION}: upgrade this process"
+            )
+        if charter.get("app") != app_name:
+            raise LayoutMismatch(
+                f"namespace {self.namespace}: belongs to app {charter.get('app')}, and this is app {app_name}; set "
+                "prefix=... to give this app its own"
+            )
+        for name, mine, shown in (
+            ("strategy", self._strategy, "strategy={}"),
+            ("slot_ttl", self._window, "slot_ttl={}ms"),
+        ):
+            theirs = charter.get(name)
+            if theirs != mine:
+                raise LayoutMismatch(
+                    f"namespace {self.namespace}: its beats use {shown.format(theirs)}, and this one "
+                    f"{shown.format(mine)}: beats that differ in it would both win. Use theirs, or set prefix=... and "
+                    f"stop all beats of {self.namespace} first"
+                )
+
+    def close(self) -> None:
+        self._source.close()
+
+    def now(self) -> Millis:
+        """This host's clock: RabbitMQ tells nobody its own. The server must be there."""
+        with self._source.use(writes=False):
+            return self._clock.wall()
+
+    # --- claims -------------------------------------------------------------------------------------------------------
+
+    def claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
+        now = self._clock.wall()
+        answers = [self._by_clock(request, now) for request in requests]
+        asked = [number for number, answer in enumerate(answers) if answer is Answer.UNKNOWN]
+        if asked:
+            for number, answer in zip(asked, self._ask([requests[number] for number in asked], now), strict=True):
+                answers[number] = answer
+        return [ClaimResult(answer) for answer in answers]
+
+    def _by_clock(self, request: ClaimRequest, now: Millis) -> Answer:
+        if request.slot > now + self.early_tolerance:
+            return Answer.TOO_EARLY
+        return Answer.TOO_OLD if request.slot <= now - self._horizon else Answer.UNKNOWN
+
+    def _ask(self, requests: Sequence[ClaimRequest], now: Millis) -> list[Answer]:
+        answers = [Answer.UNKNOWN] * len(requests)
+        try:
+            with self._source.use(writes=True) as link:
+                self._claims.ask(link, requests, answers, now)
+        except (OutcomeUnknown, ConfigurationError) as error:
+            if all(answer is Answer.UNKNOWN for answer in answers):
+                raise
+            logger.warning("%s: some claims were answered before it failed", error)
+        won = [
+            claimed(request, now)
+            for request, answer in zip(requests, answers, strict=True)
+            if answer is Answer.WON and self._memory.find(request.job, request.slot, request.owner) is None
+        ]
+        for entry in won:
+            self._memory.add(entry)
+        try:
+            self._append(won)
+        except AnarchonError as error:
+            # The claims stand; only that nobody sees them before they are confirmed.
+            logger.info("claims are not in the history: %s", error)
+        return answers
+
+    def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
+        return self._end(confirmations)
+
+    def abandon(self, holds: Sequence[Hold]) -> list[bool]:
+        """A claim cannot be given to others."""
+        with self._source.use(writes=False):
+            return [False] * len(holds)
+
+    def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
+        for ending in endings:
+            if ending.state not in GIVEN_UP:
+                raise ValueError(f"a claim cannot be given up as {ending.state}")
+        return self._end(endings)
+
+    def _end(self, endings: Sequence[Confirmation | GivenUp]) -> list[bool]:
+        now = self._clock.wall()
+        self._append([ended(one, now, self._memory.find(one.job, one.slot, one.owner)) for one in endings])
+        return [True] * len(endings)
+
+    # --- history ------------------------------------------------------------------------------------------------------
+
+    def record(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.state not in NEVER_A_RUN:
+                raise ValueError(f"{outcome.state} is no state of a slot that never became a run")
+        now = self._clock.wall()
+        self._append([recorded(outcome, now) for outcome in outcomes])
+
+    def tidy(self, keeps: Sequence[Keep]) -> int:
+        """Write down how many runs of each job are to be shown. The stream drops old entries by itself."""
+        news = [keep for keep in keeps if self._sizes.get(keep.job) != keep.history_size]
+        posts = [
+            (keep.job, json.dumps({"v": wire.LAYOUT_VERSION, "keep": keep.history_size}).encode()) for keep in news
+        ]
+        self._write(posts)
+        self._sizes.update({keep.job: keep.history_size for keep in news})
+        return 0
+
+    def history(self, job: str, limit: int) -> list[Run]:
+        return self._read(job)[: max(limit, 0)]
+
+    def last_run(self, job: str) -> Run | None:
+        return next((run for run in self._read(job) if run.state is RunState.DISPATCHED), None)
+
+    def _append(self, entries: Sequence[Entry]) -> None:
+        self._write([(entry.job, encode(entry)) for entry in entries])
+
+    def _write(self, items: Sequence[tuple[str, bytes]]) -> None:
+        if not items:
+            return
+        try:
+            for stream in dict.fromkeys(self._names.history(job) for job, _ in items):
+                if stream not in self._made:
+                    self._source.declare(stream, HISTORY)
+                    self._made.add(stream)
+            with self._source.use(writes=True) as link:
+                self._store(link, [Post(self._names.history(job), body) for job, body in items])
+        except AnarchonError:
+            # One may be gone, or down until somebody declares it.
+            self._made.clear()
+            raise
+
+    def _store(self, link: Link, posts: Sequence[Post]) -> None:
+        link.publish(posts)
+        homeless = [post.queue for post in posts if post.fate is Fate.HOMELESS]
+        if homeless:
+            raise BackendUnavailable(f"{self.describe()}: the stream {homeless[0]} is gone; it is made again")
+        if any(post.fate is not Fate.STORED for post in posts):
+            raise OutcomeUnknown(f"{self.describe()}: a stream took no entry")
+
+    def _read(self, job: str) -> list[Run]:
+        with self._source.use(writes=False) as link:
+            found = link.read(self._names.history(job))
+        entries = [entry for data in found if (entry := decode(data)) is not None and entry.job == job]
+        return runs(self.namespace, entries)[: _size(found)]
+
+
+def _size(found: Sequence[bytes]) -> int | None:
+    """The ``history_size`` that was written last."""
+    for data in reversed(found):
+        if b'"keep"' in data:
+            try:
+                fields = json.loads(data)
+                if "job" not in fields:
+                    return max(int(fields["keep"]), 0)
+            except (ValueError, TypeError, KeyError):
+                continue
+    return None

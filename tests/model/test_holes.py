@@ -1,0 +1,48 @@
+"""Each hole that the protocol closes has tests, and each mutant of the model one that it fails.
+
+The mutants that a store can make are saboteurs, which the suite of every lease store catches
+(``tests/conformance/test_saboteurs.py``). Those that beats and workers make are named in the tests below.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from celery_anarchon.testing.runsaboteurs import MUTANTS, NOT_OF_A_STORE
+
+TESTS = Path(__file__).parents[1]
+
+ELSEWHERE = {
+    "gate-token-per-worker": "worker/test_gate.py::test_a_copy_never_runs",
+    "requeue-after-unknown": "worker/test_gate.py::test_an_answer_that_was_lost_is_asked_for_again",
+    "retry-keeps-old-header": "worker/test_gate.py::test_a_retry_carries_the_attempt_that_was_granted",
+    "ask-then-expire": "worker/test_gate.py::test_a_message_that_expires_while_its_answer_is_out",
+    "gate-store-down-repeat": "worker/test_gate.py::test_on_unknown",
+    "gateless-worker": "unit/test_followed_runs.py::test_a_run_that_nobody_starts",
+    "gateless-worker-overlap": "unit/test_followed_runs.py::test_no_worker_that_asks_is_said_once",
+    "renew-by-owner": "unit/test_engine_parts.py",
+    "publish-after-abandon": "unit/test_dispatcher.py",
+    "handover-before-stop": "unit/test_keeper.py::test_a_stop_releases_what_has_not_ended_and_leaves",
+    "handover-overtakes-settle": "unit/test_keeper.py::test_no_release_goes_before_an_end_that_was_not_told",
+    "unknown-is-won": "unit/test_claim_only.py",
+    "unknown-is-taken": "unit/test_claim_only.py",
+}
+"""Mutant -> the test that it fails."""
+
+NOT_BUILT = {"one-step-enqueues-again", "one-step-takeover-two-steps"}
+"""Claim and publish as one write of one server: not in this release."""
+
+
+def test_every_mutant_has_a_test() -> None:
+    assert set(ELSEWHERE) | NOT_BUILT == NOT_OF_A_STORE
+    for place in ELSEWHERE.values():
+        file, _, name = place.partition("::")
+        text = (TESTS / file).read_text()
+        assert not name or f"def {name}(" in text, place
+
+
+def test_every_mutant_of_the_model_is_known() -> None:
+    text = (Path(__file__).parent / "run_protocol.py").read_text()
+    known = set(MUTANTS) | NOT_OF_A_STORE
+    assert known <= set(re.findall(r'"([a-z0-9-]+)"', text))

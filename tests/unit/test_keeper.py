@@ -1,0 +1,195 @@
+"""What a worker process holds, without Celery and without its thread: leases, ends in their order, a store away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_anarchon import MemoryBackend
+from celery_anarchon.backends.base import ClaimRequest, Confirmation
+from celery_anarchon.backends.memory import MemoryStore
+from celery_anarchon.backends.runs import RunHold, Start, Unstarted, Worker
+from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
+from celery_anarchon.keeper import Held, Keeper
+from celery_anarchon.model import GateAnswer, Run, RunState, Terms
+from celery_anarchon.testing.clock import ManualClock
+
+SECOND = 1_000
+TERMS = Terms(lease=30 * SECOND, queue_timeout=3_600 * SECOND, max_attempts=2)
+
+
+class Noted(MemoryBackend):
+    """Notes what it is told, and fails on demand."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.told: list[str] = []
+        self.failing: dict[str, Exception] = {}
+
+    def _note(self, name: str) -> None:
+        self.told.append(name)
+        if name in self.failing:
+            raise self.failing[name]
+
+    def heartbeat(self, holds: Any) -> Any:
+        self._note("heartbeat")
+        return super().heartbeat(holds)
+
+    def settle(self, settlements: Any) -> Any:
+        self._note("settle")
+        return super().settle(settlements)
+
+    def release(self, holds: Any) -> Any:
+        self._note("release")
+        return super().release(holds)
+
+    def unstarted(self, messages: Any) -> Any:
+        self._note("unstarted")
+        return super().unstarted(messages)
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.clock = ManualClock(wall=1_774_746_000_000)
+        store = MemoryStore(self.clock)
+        self.backend = Noted(store=store)
+        self.reader = MemoryBackend(store=store)
+        self.keeper = Keeper(
+            self.backend,
+            heartbeat=10 * SECOND,
+            presence=Worker(owner="w", label="w", version="1"),
+            clock=self.clock,
+        )
+        self.keeper.begin = lambda: None  # type: ignore[method-assign]
+        self.slot = self.clock.wall()
+
+    def start(self, job: str = "job", attempt: int = 1) -> Held:
+        request = ClaimRequest(job=job, slot=self.slot, owner="b", beat="b", lease=SECOND, terms=TERMS)
+        self.reader.claim([request])
+        self.reader.confirm([Confirmation(job=job, slot=self.slot, owner="b", attempt=1, late=0)])
+        start = Start(job=job, slot=self.slot, attempt=attempt, retries=0, token=job, worker="w", terms=TERMS)
+        result = self.keeper.ask(start)
+        assert result.answer is GateAnswer.START
+        hold = RunHold(job=job, slot=self.slot, attempt=result.attempt, retries=0, token=job)
+        held = Held(hold, TERMS.lease, self.clock.monotonic() + TERMS.lease / 1000)
+        self.keeper.add(held)
+        return held
+
+    def run(self, job: str = "job") -> Run:
+        return self.reader.history(job, 1)[0]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_leases_are_renewed_each_heartbeat_in_one_call(desk: Desk) -> None:
+    for job in ("one", "two", "three"):
+        desk.start(job)
+    for _ in range(10):
+        desk.keeper.turn()
+        desk.clock.advance(10 * SECOND)
+    assert desk.backend.told == ["heartbeat"] * 10
+    assert desk.reader.lapsed(10) == []
+    assert [worker.label for worker in desk.reader.workers(11 * SECOND)] == ["w"]
+
+
+def test_one_failed_heartbeat_is_no_loss(desk: Desk) -> None:
+    """Only past the lease nobody knows; and what the store says afterwards holds."""
+    held = desk.start()
+    desk.keeper.turn()
+    desk.backend.failing["heartbeat"] = BackendUnavailable("away")
+    for _ in range(2):
+        desk.clock.advance(12 * SECOND)
+        desk.keeper.turn()
+        assert desk.keeper.lost("job") is False
+    desk.clock.advance(12 * SECOND)
+    desk.keeper.turn()
+    assert desk.keeper.lost("job") is True
+    desk.backend.failing.clear()
+    desk.clock.advance(12 * SECOND)
+    desk.keeper.turn()
+    assert desk.keeper.lost("job") is False and not held.refused
+
+
+def test_what_was_taken_over_is_lost_and_left_alone(desk: Desk) -> None:
+    held = desk.start()
+    record = desk.reader._store.spaces[desk.reader.namespace].find("job", desk.slot)
+    assert record is not None
+    record.attempt, record.token = 2, "another"
+    desk.keeper.turn()
+    assert desk.keeper.lost("job") is True
+    desk.clock.advance(10 * SECOND)
+    desk.keeper.turn()
+    desk.keeper.settle(held, RunState.SUCCEEDED)
+    desk.keeper.turn()
+    assert (desk.run().state, desk.run().attempt, record.token) == (RunState.RUNNING, 2, "another")
+
+
+def test_the_first_end_counts(desk: Desk) -> None:
+    held = desk.start()
+    desk.keeper.settle(held, RunState.TIMED_OUT, "time-limit")
+    desk.keeper.settle(held, RunState.FAILED, "exception")
+    desk.keeper.release(held)
+    desk.keeper.turn()
+    assert (desk.run().state, desk.run().reason) == (RunState.TIMED_OUT, "time-limit")
+    assert desk.backend.told.count("settle") == 1 and "release" not in desk.backend.told
+
+
+def test_no_release_goes_before_an_end_that_was_not_told(desk: Desk) -> None:
+    """Mutant handover-overtakes-settle (R4): the finished run would be executed again."""
+    ended, cut = desk.start("ended"), desk.start("cut")
+    desk.backend.failing["settle"] = OutcomeUnknown("no answer")
+    desk.keeper.release(cut)
+    desk.keeper.settle(ended, RunState.SUCCEEDED)
+    desk.keeper.turn()
+    assert "release" not in desk.backend.told
+    desk.backend.failing.clear()
+    desk.clock.advance(5 * SECOND)
+    desk.keeper.turn()
+    assert desk.backend.told[-2:] == ["settle", "release"]
+    assert desk.run("ended").state is RunState.SUCCEEDED
+    assert [claim.job for claim in desk.reader.lapsed(10)] == ["cut"]
+
+
+def test_an_end_that_the_store_did_not_hear_is_told_again(desk: Desk) -> None:
+    held = desk.start()
+    desk.backend.failing["settle"] = BackendUnavailable("away")
+    desk.keeper.settle(held, RunState.FAILED, "exception")
+    desk.keeper.turn()
+    assert desk.run().state is RunState.RUNNING
+    desk.backend.failing.clear()
+    desk.clock.advance(SECOND)
+    desk.keeper.turn()
+    assert desk.run().state is RunState.FAILED
+
+
+def test_a_copy_that_expired_does_not_end_the_run(desk: Desk) -> None:
+    """Mutant expiry-unfenced (H5), as the worker says it."""
+    desk.start()
+    desk.keeper.unstarted(Unstarted(job="job", slot=desk.slot, attempt=1, retries=0, reason="expired"))
+    desk.keeper.turn()
+    assert desk.run().state is RunState.RUNNING
+
+
+def test_a_stop_releases_what_has_not_ended_and_leaves(desk: Desk) -> None:
+    ended, _ = desk.start("ended"), desk.start("cut")
+    desk.keeper.turn()
+    desk.keeper.settle(ended, RunState.SUCCEEDED)
+    desk.keeper.stop()
+    assert desk.run("ended").state is RunState.SUCCEEDED
+    assert [(claim.job, claim.reason) for claim in desk.reader.lapsed(10)] == [("cut", "worker-stopped")]
+    assert desk.reader.workers(60 * SECOND) == [] and desk.reader.ever_had_workers()
+
+
+def test_a_run_past_its_time_is_ended_where_the_pool_cannot(desk: Desk) -> None:
+    held = desk.start()
+    held.deadline = desk.clock.monotonic() + 5
+    desk.keeper.turn()
+    assert desk.run().state is RunState.RUNNING
+    desk.clock.advance(5 * SECOND)
+    desk.keeper.turn()
+    assert (desk.run().state, desk.run().reason) == (RunState.TIMED_OUT, "time-limit")
+    assert desk.keeper.lost("job") is None
