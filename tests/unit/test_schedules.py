@@ -419,6 +419,10 @@ def test_the_zone_that_celery_took_from_the_host_is_refused() -> None:
 
 def pytz_like(name: str) -> tzinfo:
     class Zone(tzinfo):
+        def __repr__(self) -> str:
+            # Stands in the name of a test, which must be the same in every process.
+            return "pytz-like"
+
         zone = name
 
     return Zone()
