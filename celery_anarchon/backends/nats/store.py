@@ -40,6 +40,7 @@ from celery_anarchon.backends.base import (
 from celery_anarchon.backends.claimonly import (
     Entry,
     Memory,
+    check_tolerance,
     claimed,
     decode,
     encode,
@@ -137,6 +138,7 @@ class NatsStore(ClaimBackend):
         return f"nats {self._connection.text}, stream {self._stream}, prefix {self._prefix}"
 
     def open(self, app_name: str, *, create: bool = True) -> None:
+        check_tolerance("duplicate_window", self._window, self._horizon, self.early_tolerance)
         self._connection.reopen()
 
         async def work(line: Line) -> None:
