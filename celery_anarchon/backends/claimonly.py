@@ -147,8 +147,8 @@ def check_tolerance(name: str, window: Millis, horizon: Millis, tolerance: Milli
     """:raises ConfigurationError: a claim that came early could be forgotten before its slot is too old."""
     if tolerance > window - horizon:
         raise ConfigurationError(
-            f"{name} ({window / 1000:g} s) is too short for an early tolerance of {tolerance / 1000:g} s: raise the one "
-            "or lower anarchon_early_tolerance"
+            f"{name} ({window / 1000:g} s) is too short for an early tolerance of {tolerance / 1000:g} s: raise the "
+            "one or lower anarchon_early_tolerance"
         )
 
 

@@ -321,9 +321,14 @@ class Source:
     def _connect(self) -> Link:
         said: AnarchonError | None = None
         for opened in self.address.candidates():
+            connection = None
             try:
-                link = Link(opened())
+                connection = opened()
+                link = Link(connection)
             except Exception as error:
+                if connection is not None:
+                    with suppress(Exception):
+                        connection.collect()
                 said = self._meaning(error, writes=False)
                 continue
             self._check_version(link)
