@@ -145,7 +145,12 @@ class NatsStore(ClaimBackend):
             for config in self._configs(app_name):
                 await self._open_stream(line, config, app_name, create)
 
-        self._run(work, writes=False)
+        try:
+            self._run(work, writes=False)
+        except BaseException:
+            # Whoever is refused may never call close().
+            self._connection.close()
+            raise
 
     def _configs(self, app_name: str) -> list[dict[str, Any]]:
         charter = json.dumps({"layout": wire.LAYOUT_VERSION, "app": app_name})

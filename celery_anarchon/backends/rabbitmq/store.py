@@ -107,6 +107,14 @@ class RabbitMQStore(ClaimBackend):
     def open(self, app_name: str, *, create: bool = True) -> None:
         check_tolerance("slot_ttl", self._window, self._horizon, self.early_tolerance)
         self._source.closed = False
+        try:
+            self._open(app_name, create)
+        except BaseException:
+            # Whoever is refused may never call close().
+            self._source.close()
+            raise
+
+    def _open(self, app_name: str, create: bool) -> None:
         if not self._source.call(lambda link: link.exists(self._names.meta), writes=False):
             if not create:
                 return
