@@ -143,6 +143,15 @@ class Memory:
         return found if found is not None and found.owner == owner else None
 
 
+def check_tolerance(name: str, window: Millis, horizon: Millis, tolerance: Millis) -> None:
+    """:raises ConfigurationError: a claim that came early could be forgotten before its slot is too old."""
+    if tolerance > window - horizon:
+        raise ConfigurationError(
+            f"{name} ({window / 1000:g} s) is too short for an early tolerance of {tolerance / 1000:g} s: raise the "
+            "one or lower anarchon_early_tolerance"
+        )
+
+
 def remembered(value: Any, name: str, tolerance: Millis) -> tuple[Millis, Millis]:
     """A window in which a store remembers claims: in milliseconds, and the horizon: how far back from now slots may lie
     that are still claimed. Clocks differ, and a claim may come before its slot.

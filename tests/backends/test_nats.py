@@ -384,6 +384,13 @@ def test_wrong_settings_are_refused(url: str, words: str) -> None:
     assert words in str(caught.value) and "secret" not in str(caught.value)
 
 
+def test_a_tolerance_that_is_longer_than_the_margin() -> None:
+    backend = backend_from_url("nats://localhost?duplicate_window=20")
+    backend.early_tolerance = 10_000
+    with pytest.raises(ConfigurationError, match="too short for an early tolerance of 10 s"):
+        backend.open("app")
+
+
 def test_urls() -> None:
     url = "nats://user:pass@h1:1,h2:2?replicas=3&duplicate_window=10m&prefix=billing.cron.&stream=BILL"
     backend = backend_from_url(url)

@@ -74,6 +74,31 @@ def test_eight_contenders(connect: Connect, strategy: str, count: int) -> None:
     assert not result.doubted
 
 
+@pytest.mark.race
+def test_the_first_claims_of_an_empty_log(server: RabbitServer, namespace: str) -> None:
+    """A reader that begins at a time, in a log that is empty at that moment, misses what comes just then: two win."""
+    for number in range(15):
+        clients = [RabbitMQBackend(server.url, prefix=f"{namespace}{number}.", strategy="stream") for _ in range(6)]
+        for client in clients:
+            client.open("app")
+        slot = clients[0].now()
+        start = threading.Barrier(len(clients))
+        answers: list[Answer] = []
+
+        def claims(client: RabbitMQBackend, slot: Millis = slot, start: Any = start, answers: Any = answers) -> None:
+            start.wait()
+            answers.append(claim(client, "job", slot, f"owner {id(client)}"))
+
+        crowd = [threading.Thread(target=claims, args=(client,)) for client in clients]
+        for thread in crowd:
+            thread.start()
+        for thread in crowd:
+            thread.join()
+        for client in clients:
+            client.close()
+        assert sorted(answers) == [Answer.TAKEN] * 5 + [Answer.WON]
+
+
 def test_a_vhost_whose_queues_are_quorum_queues_does_no_harm(server: RabbitServer, namespace: str) -> None:
     """A quorum queue applies its limit late: 2 to 8 beats would win."""
     server.control("add_vhost", namespace, "--default-queue-type", "quorum")

@@ -115,7 +115,12 @@ class RabbitServer:
         link = amqp.Connection(
             f"127.0.0.1:{port or self.port}", virtual_host=vhost, connect_timeout=10, read_timeout=30, write_timeout=30
         )
-        link.connect()
+        try:
+            link.connect()
+        except BaseException:
+            # py-amqp leaves the socket open.
+            link.collect()
+            raise
         with closing(link):
             yield link
 

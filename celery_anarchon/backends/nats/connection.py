@@ -26,6 +26,9 @@ __all__ = ["Away", "Connection", "Handed", "NoAnswer", "Own", "Refusal"]
 CALL_TIMEOUT = 5.0
 """Seconds that the server may take to answer one question."""
 
+LISTENER_TIMEOUT = 1.0
+"""Seconds in which somebody must listen to a question."""
+
 CONNECT_TIMEOUT = 2.0
 
 OLDEST = (2, 9)
@@ -72,8 +75,17 @@ class Line:
         """
         if not self.client.is_connected:
             raise Away("not connected")
+        give_up = asyncio.get_running_loop().time() + LISTENER_TIMEOUT
         try:
-            message = await self._in_time(self.client.request(subject, data, CALL_TIMEOUT, headers=headers))
+            while True:
+                try:
+                    message = await self._in_time(self.client.request(subject, data, CALL_TIMEOUT, headers=headers))
+                    break
+                except self._errors.NoRespondersError:
+                    # Nothing was applied. A stream that was just made is not known to all servers of a cluster.
+                    if asyncio.get_running_loop().time() > give_up:
+                        raise
+                    await asyncio.sleep(0.05)
         except (self._errors.NoRespondersError, self._errors.OutboundBufferLimitError) as error:
             raise Away(f"nobody answers on {subject.partition('.')[0]}...") from error
         except (self._errors.Error, asyncio.TimeoutError, OSError, asyncio.CancelledError) as error:
@@ -215,7 +227,7 @@ class Own(Connection):
                     closed_cb=_setting(gone),
                     **self._options,
                 )
-                await asyncio.wait_for(opening, 2 * CONNECT_TIMEOUT)
+                await _within(2 * CONNECT_TIMEOUT, opening)
                 self._check(client)
             except Exception as error:
                 await _end(client)
@@ -317,7 +329,8 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=1))
         # What was closed last says so in the next round.
         loop.run_until_complete(asyncio.sleep(0))
     finally:
@@ -325,9 +338,19 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
+async def _within(seconds: float, question: Coroutine[Any, Any, _T]) -> _T:
+    """Its answer. Unlike :func:`asyncio.wait_for` it does not wait for one that does not let itself be cancelled."""
+    task = asyncio.ensure_future(question)
+    await asyncio.wait({task}, timeout=seconds)
+    if not task.done():
+        task.cancel()
+        raise TimeoutError("no answer in time")
+    return task.result()
+
+
 async def _end(client: Any) -> None:
     with suppress(Exception):
-        await client.close()
+        await _within(1, client.close())
     # Before 2.12 or so the driver leaves a socket open that the server has closed.
     for name in ("_reading_task", "_ping_interval_task", "_flusher_task"):
         task = getattr(client, name, None)

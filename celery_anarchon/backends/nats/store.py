@@ -40,6 +40,7 @@ from celery_anarchon.backends.base import (
 from celery_anarchon.backends.claimonly import (
     Entry,
     Memory,
+    check_tolerance,
     claimed,
     decode,
     encode,
@@ -137,13 +138,19 @@ class NatsStore(ClaimBackend):
         return f"nats {self._connection.text}, stream {self._stream}, prefix {self._prefix}"
 
     def open(self, app_name: str, *, create: bool = True) -> None:
+        check_tolerance("duplicate_window", self._window, self._horizon, self.early_tolerance)
         self._connection.reopen()
 
         async def work(line: Line) -> None:
             for config in self._configs(app_name):
                 await self._open_stream(line, config, app_name, create)
 
-        self._run(work, writes=False)
+        try:
+            self._run(work, writes=False)
+        except BaseException:
+            # Whoever is refused may never call close().
+            self._connection.close()
+            raise
 
     def _configs(self, app_name: str) -> list[dict[str, Any]]:
         charter = json.dumps({"layout": wire.LAYOUT_VERSION, "app": app_name})

@@ -11,6 +11,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -77,12 +78,31 @@ class Address:
             "write_timeout": CALL_TIMEOUT,
             "client_properties": {"connection_name": f"celery-anarchon {socket.gethostname()}:{os.getpid()}"},
         }
-        opened = connection.transport.establish_connection()
+        opened = _establish(connection.transport)
         opened.client = None
         # Or a time limit of the socket is taken for an interrupted call, and waited out again and again.
         opened.transport.raise_on_initial_eintr = True
         self._templates.sort(key=lambda one: one is not template)
         return opened
+
+
+def _establish(transport: Any) -> Any:
+    """A connection; where it fails in the middle, py-amqp leaves its socket open, and kombu does not hand it out."""
+    made: list[Any] = []
+    kind = transport.Connection
+
+    def make(**options: Any) -> Any:
+        made.append(kind(**options))
+        return made[-1]
+
+    transport.Connection = make
+    try:
+        return transport.establish_connection()
+    except BaseException:
+        for connection in made:
+            with suppress(Exception):
+                connection.collect()
+        raise
 
 
 def address_of_url(url: Any, tls: Any) -> Address:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery_anarchon import wire
@@ -146,9 +145,9 @@ class StreamClaims(Claims):
             # After a crash of the server a stream may stay down until somebody declares it.
             for stream, arguments in self.streams().items():
                 link.declare(stream, arguments)
-            # The server starts with the chunk that holds this time.
-            since = datetime.now(timezone.utc) - timedelta(milliseconds=self._window + 60_000)
-            log = link.state["log"] = _Log(link.tail(self._names.claims, since.replace(tzinfo=None)))
+            # From the first entry on, and from no time: one that begins at a time, in a log that is empty at that
+            # moment, misses what comes just then.
+            log = link.state["log"] = _Log(link.tail(self._names.claims, "first"))
             log.catch_up()
         return log
 

@@ -16,7 +16,7 @@ import select
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import amqp
 from amqp import exceptions as trouble
@@ -36,6 +36,7 @@ OLDEST = (3, 9)
 _READ_AHEAD = 1_000
 """Messages that a stream delivers before it waits to be told that they arrived."""
 
+_T = TypeVar("_T")
 Arguments = Mapping[str, Any]
 
 
@@ -142,6 +143,7 @@ class Link:
             except trouble.NotFound as error:
                 _see_that_it_is_absent(error)
                 return []
+            tail.stop()
             return tail.take()
 
     def tail(self, stream: str, offset: Any) -> Tail:
@@ -202,12 +204,13 @@ class Tail:
         self._offset = offset
         self._arrived: list[Any] = []
         self._last: int | None = None
+        self._consumer = ""
         self._consuming = False
 
     def _consume(self) -> None:
         self._channel.basic_qos(0, _READ_AHEAD, False)
         arguments = {"x-stream-offset": self._offset}
-        self._channel.basic_consume(self._stream, callback=self._arrived.append, arguments=arguments)
+        self._consumer = self._channel.basic_consume(self._stream, callback=self._arrived.append, arguments=arguments)
         self._consuming = True
 
     def follow(self) -> None:
@@ -225,6 +228,10 @@ class Tail:
             if len(self._arrived) == before:
                 return
 
+    def stop(self) -> None:
+        """Or what comes while the channel is closed would be complained of."""
+        self._channel.basic_cancel(self._consumer)
+
     def acknowledge(self) -> None:
         """Let more come."""
         if self._arrived and self._arrived[-1].delivery_tag != self._last:
@@ -238,6 +245,16 @@ class Tail:
         self._arrived.clear()
         # py-amqp makes text of what says that it is.
         return [body if isinstance(body, bytes) else body.encode() for body in bodies]
+
+
+class NotYet(BackendUnavailable):
+    """A stream is just being made, or started."""
+
+
+def _is_starting(error: Exception, words: str) -> bool:
+    """Of several who make a stream at the same moment RabbitMQ 3.10 drops some with an internal error; a stream that
+    is not up yet has "no replica", or a node that is "down"."""
+    return isinstance(error, trouble.InternalError) or "have a replica" in words or "down or inaccessible" in words
 
 
 class Source:
@@ -275,21 +292,18 @@ class Source:
             if self.closed:
                 self._drop_if_idle()
 
-    def declare(self, queue: str, arguments: Arguments) -> None:
-        """Make the queue, or see that it is as asked.
-
-        Of several who make a stream at the same moment RabbitMQ 3.10 drops some with an internal error. They are told
-        later that it is there.
-        """
+    def call(self, work: Callable[[Link], _T], *, writes: bool) -> _T:
+        """What *work* returns, as :meth:`use`; while streams are just being made or started it is tried again, as long
+        as nothing was published."""
         give_up = SystemClock().monotonic() + CALL_TIMEOUT
         while True:
             try:
-                with self.use(writes=False) as link:
-                    return link.declare(queue, arguments)
-            except BackendUnavailable as error:
-                if not isinstance(error.__cause__, trouble.InternalError) or SystemClock().monotonic() > give_up:
+                with self.use(writes=writes) as link:
+                    return work(link)
+            except NotYet as error:
+                if SystemClock().monotonic() > give_up:
                     raise
-                logger.debug("%s, once more", error)
+                logger.debug("%s; once more", error)
             threading.Event().wait(0.02 + secrets.randbelow(180) / 1000)
 
     def _after_fork(self) -> None:
@@ -307,9 +321,14 @@ class Source:
     def _connect(self) -> Link:
         said: AnarchonError | None = None
         for opened in self.address.candidates():
+            connection = None
             try:
-                link = Link(opened())
+                connection = opened()
+                link = Link(connection)
             except Exception as error:
+                if connection is not None:
+                    with suppress(Exception):
+                        connection.collect()
                 said = self._meaning(error, writes=False)
                 continue
             self._check_version(link)
@@ -328,7 +347,8 @@ class Source:
     def _meaning(self, error: Exception, *, writes: bool) -> AnarchonError:
         words = " ".join(str(error).split()) or type(error).__name__
         text = f"{self.address.text}: {words}"
-        # A node that starts says "precondition failed" of streams that are not up yet.
+        if not writes and _is_starting(error, words):
+            return NotYet(text)
         mismatch = isinstance(error, trouble.PreconditionFailed) and "inequivalent" in words
         if mismatch or isinstance(error, (trouble.AccessRefused, trouble.NotAllowed)):
             return ConfigurationError(text)

@@ -31,6 +31,7 @@ from celery_anarchon.backends.base import (
 from celery_anarchon.backends.claimonly import (
     Entry,
     Memory,
+    check_tolerance,
     claimed,
     decode,
     encode,
@@ -41,7 +42,7 @@ from celery_anarchon.backends.claimonly import (
 )
 from celery_anarchon.backends.rabbitmq.address import Address
 from celery_anarchon.backends.rabbitmq.claims import Claims, Names, QueueClaims, StreamClaims
-from celery_anarchon.backends.rabbitmq.link import Fate, Link, Post, Source
+from celery_anarchon.backends.rabbitmq.link import Arguments, Fate, Link, Post, Source
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import AnarchonError, BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, Run, RunState
@@ -104,17 +105,26 @@ class RabbitMQStore(ClaimBackend):
         return f"rabbitmq {self._source.address.text}, prefix {self.namespace}, strategy {self._strategy}"
 
     def open(self, app_name: str, *, create: bool = True) -> None:
+        check_tolerance("slot_ttl", self._window, self._horizon, self.early_tolerance)
         self._source.closed = False
-        with self._source.use(writes=False) as link:
-            there = link.exists(self._names.meta)
-        if not there:
+        try:
+            self._open(app_name, create)
+        except BaseException:
+            # Whoever is refused may never call close().
+            self._source.close()
+            raise
+
+    def _open(self, app_name: str, create: bool) -> None:
+        if not self._source.call(lambda link: link.exists(self._names.meta), writes=False):
             if not create:
                 return
-            self._source.declare(self._names.meta, META)
-        with self._source.use(writes=False) as link:
-            self._check(self._charter(link, app_name), app_name)
+            self._declare(self._names.meta, META)
+        self._check(self._source.call(lambda link: self._charter(link, app_name), writes=False), app_name)
         for stream, arguments in self._claims.streams().items() if create else ():
-            self._source.declare(stream, arguments)
+            self._declare(stream, arguments)
+
+    def _declare(self, stream: str, arguments: Arguments) -> None:
+        self._source.call(lambda link: link.declare(stream, arguments), writes=False)
 
     def _charter(self, link: Link, app_name: str) -> dict[str, Any]:
         """What the first beat of this namespace has written. Several may write at once: what came first counts."""
@@ -186,8 +196,7 @@ class RabbitMQStore(ClaimBackend):
     def _ask(self, requests: Sequence[ClaimRequest], now: Millis) -> list[Answer]:
         answers = [Answer.UNKNOWN] * len(requests)
         try:
-            with self._source.use(writes=True) as link:
-                self._claims.ask(link, requests, answers, now)
+            self._source.call(lambda link: self._claims.ask(link, requests, answers, now), writes=True)
         except (OutcomeUnknown, ConfigurationError) as error:
             if all(answer is Answer.UNKNOWN for answer in answers):
                 raise
@@ -259,10 +268,10 @@ class RabbitMQStore(ClaimBackend):
         try:
             for stream in dict.fromkeys(self._names.history(job) for job, _ in items):
                 if stream not in self._made:
-                    self._source.declare(stream, HISTORY)
+                    self._declare(stream, HISTORY)
                     self._made.add(stream)
-            with self._source.use(writes=True) as link:
-                self._store(link, [Post(self._names.history(job), body) for job, body in items])
+            posts = [Post(self._names.history(job), body) for job, body in items]
+            self._source.call(lambda link: self._store(link, posts), writes=True)
         except AnarchonError:
             # One may be gone, or down until somebody declares it.
             self._made.clear()
@@ -277,8 +286,7 @@ class RabbitMQStore(ClaimBackend):
             raise OutcomeUnknown(f"{self.describe()}: a stream took no entry")
 
     def _read(self, job: str) -> list[Run]:
-        with self._source.use(writes=False) as link:
-            found = link.read(self._names.history(job))
+        found = self._source.call(lambda link: link.read(self._names.history(job)), writes=False)
         entries = [entry for data in found if (entry := decode(data)) is not None and entry.job == job]
         return runs(self.namespace, entries)[: _size(found)]
 
