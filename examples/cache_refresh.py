@@ -1,9 +1,9 @@
 """A cache refresh: cheap and frequent, and a missed one does not matter.
 
-``jitter`` keeps jobs of the same second from hitting the database together. A short ``max_late`` drops what could not be
-sent in time, and ``expires`` what no worker took in time: after an outage the cache is refreshed once, not a hundred
-times. None of these needs leases, so any store will do. (On one with leases beat warns that ``max_late`` is shorter than
-a takeover takes. Here that is meant.)
+``jitter`` keeps jobs of the same second from hitting the database together. A short ``max_late`` drops what could not
+be sent in time, and ``expires`` what no worker took in time: after an outage the cache is refreshed once, not a hundred
+times. None of these needs leases, so any store will do. (On one with leases beat warns that ``max_late`` is shorter
+than a takeover takes. Here that is meant.)
 
     celery -A cache_refresh worker -l info
     celery -A cache_refresh beat -l info            # as many as you like

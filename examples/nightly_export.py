@@ -1,8 +1,8 @@
 """An export that may take longer than its interval, and survives deploys.
 
-``overlap="skip"``: while one runs, the next slot is recorded as skipped. ``max_attempts=3``: if its worker dies, the run
-goes on elsewhere. A worker that is stopped cold in the middle hands over at once. The next attempt writes what is
-missing, because parts are keyed by the run's slot. ``current_run().lost`` tells a body that another one has taken over.
+``overlap="skip"``: while one runs, the next slot is recorded as skipped. ``max_attempts=3``: if its worker dies, the
+run goes on elsewhere. A worker that is stopped cold in the middle hands over at once. The next attempt writes what is
+missing, because parts are keyed by the run's slot. ``current_run().lost`` tells a body that another has taken over.
 
     celery -A nightly_export worker -l info
     celery -A nightly_export beat -l info           # as many as you like

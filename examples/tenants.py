@@ -1,7 +1,7 @@
 """One job for each tenant, made in a loop.
 
-A job is known by its name, so each tenant has slots, history and options of its own, and one that fails or is slow holds
-up no other. ``offset="auto"`` gives each name its own place on the grid: a hundred hourly jobs do not start at once.
+A job is known by its name, so each tenant has slots, history and options of its own, and one that fails spoils no
+other's. ``offset="auto"`` gives each name its own place on the grid: a hundred hourly jobs do not start at once.
 
     celery -A tenants worker -l info
     celery -A tenants beat -l info          # as many as you like

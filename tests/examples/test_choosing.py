@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -47,10 +48,10 @@ class Example:
         self.fleet = Fleet(name, folder, env)
         self.workers: list[ManagedProcess] = []
 
-    def start(self, *workers: str, pool: str = "prefork", **env: str) -> list[ManagedProcess]:
-        """The workers, consuming; then a beat, which has ticked."""
+    def start(self, *workers: str, pool: str = "prefork", bodies: int = 1, **env: str) -> list[ManagedProcess]:
+        """The workers, consuming, each with room for so many bodies; then a beat, which has ticked."""
         # A store that nobody made yet is made by the first of them.
-        started = [self.fleet.worker(name, "-c", "1", pool=pool, **env) for name in workers]
+        started = [self.fleet.worker(name, "-c", str(bodies), pool=pool, **env) for name in workers]
         for worker in started:
             worker.wait_for_log(r" ready\.", ENOUGH)
         self.workers += started
@@ -58,22 +59,26 @@ class Example:
             self.fleet.beat("beat", scheduler=None).wait_for_log("beat: Waking up", ENOUGH)
         return started
 
-    def told(self, pattern: str) -> list[re.Match[str]]:
-        """What bodies logged in such words, on any worker, in the order of their times."""
-        lines = [line for worker in self.workers for line in LINE.finditer(worker.log.read_text())]
-        lines.sort(key=lambda line: line["at"])
-        return [match for line in lines if (match := re.search(pattern, line["text"]))]
+    def lines(self) -> list[re.Match[str]]:
+        """What bodies logged, on any worker, in the order of their times."""
+        return sorted(
+            (line for worker in self.workers for line in LINE.finditer(worker.log.read_text())),
+            key=lambda line: line["at"],
+        )
 
-    def spans(self) -> list[tuple[str, str, str]]:
-        """Of each worker: when it logged the first and the last line of each body, in the order of their times."""
-        found = []
-        for worker in self.workers:
-            for line in LINE.finditer(worker.log.read_text()):
-                if line["text"].startswith("begin "):
-                    found.append([line["at"], line["at"], line["text"]])
-                elif found:
-                    found[-1][1] = line["at"]
-        return sorted((begin, end, text) for begin, end, text in found)
+    def told(self, pattern: str) -> list[re.Match[str]]:
+        """Those of them that say this."""
+        return [match for line in self.lines() if (match := re.search(pattern, line["text"]))]
+
+    def spans(self, pattern: str) -> list[tuple[str, str, Any]]:
+        """Of each body, which *pattern* finds in what it logs: when it logged the first and the last of it."""
+        found: dict[Any, tuple[str, str]] = {}
+        for line in self.lines():
+            match = re.search(pattern, line["text"])
+            if match:
+                begin, _ = found.get(match.groups(), (line["at"], ""))
+                found[match.groups()] = begin, line["at"]
+        return sorted((begin, end, body) for body, (begin, end) in found.items())
 
     def history(self, job: str, store: str = STORE) -> list[Run]:
         url = store if "://" in store else f"sqlite:///{self.folder / store}"
@@ -151,23 +156,24 @@ def test_nightly_export(example: Callable[..., Example]) -> None:
         EXPORT_PARTS="8",
         EXPORT_PACE="0.4",
     )
-    export.start("one", "two")
+    export.start("one", "two", bodies=2)
     until(lambda: export.told("^end "), "the first export")
     done = len(export.told("^end "))
     # In the middle of a later one.
-    part = until(lambda: [said for said in export.told(r"^part (\S+)/2, attempt 1$")][done:], "the third part")[0]
+    part = until(lambda: export.told(r"^part (\S+)/2, attempt 1$")[done:], "the third part")[0]
     slot = part[1]
     busy = next(worker for worker in export.workers if worker.has_written(rf"part {slot}/2, attempt 1"))
     busy.send(signal.SIGQUIT)
     until(lambda: export.told(f"^end {slot}, attempt 2$"), "the next attempt's end")
     numbers = [int(said[1]) for said in export.told(rf"^part {slot}/(\d+), attempt")]
-    assert sorted(numbers) == list(range(8)), "a part was written twice, or never"
+    # One that was written and not told any more is there as well.
+    assert len(numbers) == len(set(numbers)), "a part was written twice"
     assert sorted(path.name for path in (export.folder / "exports" / slot).glob("*.csv")) == [
         f"{number:03}.csv" for number in range(8)
     ]
-    spans = export.spans()
+    spans = export.spans(r"^(?:begin|part|end) (\w+)(?:/\d)?, attempt (\d)$")
     assert len(spans) >= 3
-    for (_, end, _), (begin, _, what) in zip(spans, spans[1:], strict=False):
+    for (_, end, _), (begin, _, what) in itertools.pairwise(spans):
         assert end <= begin, f"{what} began at {begin}, before the one before it ended at {end}: {spans}"
     runs = export.history("export")
     ids = {run.run_id for run in runs}
