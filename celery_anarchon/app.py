@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery, current_app
 
@@ -17,6 +17,11 @@ from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.model import Millis, Run
 from celery_anarchon.options import Settings, check_defaults, check_job_options, scheduler_settings
 from celery_anarchon.schedules import at, cron, every, kind_of
+from celery_anarchon.wanted import CronOptions, DefaultOptions, Duration, EveryOptions, OnceOptions
+
+if TYPE_CHECKING:
+    # Python 3.10 has none, and nobody needs it when the code runs.
+    from typing_extensions import Unpack
 
 STOCK_SCHEDULER = "celery.beat:PersistentScheduler"
 OUR_SCHEDULER = "celery_anarchon:Scheduler"
@@ -33,7 +38,13 @@ class Anarchon:
     :raises ConfigurationError: the app has an Anarchon with other settings already, or *backend* names no store.
     """
 
-    def __init__(self, app: Celery, *, backend: Any = None, **option_defaults: Any) -> None:
+    def __init__(
+        self,
+        app: Celery,
+        *,
+        backend: ClaimBackend | str | Mapping[str, Any] | None = None,
+        **option_defaults: Unpack[DefaultOptions],
+    ) -> None:
         known = getattr(app, "anarchon", None)
         if known is not None:
             if backend not in (None, known.backend_given) or (
@@ -50,7 +61,7 @@ class Anarchon:
         check_defaults("Anarchon(...):", option_defaults, ANY_STORE)
         self.app = app
         self.backend_given = backend
-        self.option_defaults: Mapping[str, Any] = option_defaults
+        self.option_defaults: Mapping[str, Any] = {**option_defaults}
         self._backend: ClaimBackend | None = None
         self._names: set[str] = set()
         app.anarchon = self
@@ -70,13 +81,13 @@ class Anarchon:
     def every(
         self,
         name: str,
-        interval: Any,
+        interval: Duration,
         task: Any,
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
         options: Mapping[str, Any] | None = None,
-        **job: Any,
+        **job: Unpack[EveryOptions],
     ) -> None:
         """A job at every multiple of *interval* (seconds, ``timedelta`` or text such as ``"1h"``) since the epoch.
 
@@ -97,7 +108,7 @@ class Anarchon:
         *,
         options: Mapping[str, Any] | None = None,
         seconds: bool = False,
-        **job: Any,
+        **job: Unpack[CronOptions],
     ) -> None:
         """A job at the times of a cron text, in ``timezone=`` or the app's zone; the rest as :meth:`every`."""
         self._add(name, cron(text, seconds=seconds), task, args, kwargs, options, job)
@@ -105,13 +116,13 @@ class Anarchon:
     def at(
         self,
         name: str,
-        when: datetime,
+        when: datetime | str,
         task: Any,
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
         options: Mapping[str, Any] | None = None,
-        **job: Any,
+        **job: Unpack[OnceOptions],
     ) -> None:
         """A job with one slot; the rest as :meth:`every`."""
         self._add(name, at(when), task, args, kwargs, options, job)

@@ -14,7 +14,7 @@ from celery_anarchon.backends.redis.claims import RedisClaims
 from celery_anarchon.backends.redis.idmp import Idmp
 from celery_anarchon.backends.redis.lease import RedisLease
 from celery_anarchon.backends.redis.script import Script
-from celery_anarchon.backends.redis.strategies import read_strategy
+from celery_anarchon.backends.redis.strategies import RedisStrategy, ValkeyStrategy, read_strategy
 from celery_anarchon.backends.redis.stream_id import StreamId
 from celery_anarchon.model import Millis
 
@@ -46,7 +46,7 @@ class RedisBackend(RedisLease):
     def __new__(
         cls,
         redis: Any = "redis://localhost:6379/0",
-        strategy: str | Mapping[str, Any] = "lease",
+        strategy: RedisStrategy = "lease",
         *rest: Any,
         **more: Any,
     ) -> Any:
@@ -55,7 +55,7 @@ class RedisBackend(RedisLease):
     def __init__(
         self,
         redis: Any = "redis://localhost:6379/0",
-        strategy: str | Mapping[str, Any] = "lease",
+        strategy: RedisStrategy = "lease",
         prefix: str = "cron:",
         wait_replicas: int = 0,
         wait_timeout: Any = 0.2,
@@ -80,7 +80,7 @@ class ValkeyBackend(RedisLease):
     def __new__(
         cls,
         valkey: Any = "valkey://localhost:6379/0",
-        strategy: str | Mapping[str, Any] = "lease",
+        strategy: ValkeyStrategy = "lease",
         *rest: Any,
         **more: Any,
     ) -> Any:
@@ -89,7 +89,7 @@ class ValkeyBackend(RedisLease):
     def __init__(
         self,
         valkey: Any = "valkey://localhost:6379/0",
-        strategy: str | Mapping[str, Any] = "lease",
+        strategy: ValkeyStrategy = "lease",
         prefix: str = "cron:",
         wait_replicas: int = 0,
         wait_timeout: Any = 0.2,
