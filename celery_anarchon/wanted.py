@@ -26,6 +26,20 @@ class AnyStore(TypedDict, total=False):
     history_ttl: Duration | None
 
 
+class ClaimEveryOptions(AnyStore, total=False):
+    """Options of ``every`` on a store that only takes claims."""
+
+    overlap: Literal["allow"] | None
+    offset: Duration | None
+
+
+class ClaimCronOptions(AnyStore, total=False):
+    """Options of ``cron`` on a store that only takes claims."""
+
+    overlap: Literal["allow"] | None
+    timezone: str | ZoneInfo | None
+
+
 class OnceOptions(AnyStore, total=False):
     """Options of any job on a store with leases: all that ``at`` takes."""
 

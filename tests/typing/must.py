@@ -21,6 +21,7 @@ from celery_anarchon import (
     every,
     run_id,
 )
+from celery_anarchon.backends import ClaimBackend, LeaseBackend
 from celery_anarchon.model import Coalesce, OnUnknown, Overlap
 
 app = Celery("typed")
@@ -63,3 +64,30 @@ run = current_run()
 if run is not None:
     slot: datetime = run.slot
     lost: bool = run.lost
+
+
+# --- by the store ---
+
+leases: LeaseBackend = anarchon.backend
+sqlite: SqliteBackend = by_object.backend
+by_object.every("sqlite", 1, "task", overlap="skip", max_attempts=1)
+by_object.cron("sqlite", "@daily", "task", catch_up="1h")
+by_object.at("sqlite", "2030-01-01T00:00Z", "task", coalesce="all")
+
+
+def plain(on: Anarchon) -> None:
+    on.every("a", 1, "task", overlap="skip")
+
+
+def typed(on: Anarchon[SqliteBackend]) -> SqliteBackend:
+    plain(on)
+    return on.backend
+
+
+def claims_only(board: ClaimBackend) -> None:
+    on = Anarchon(app, backend=board, jitter=5)
+    on.every("a", 1, "task", jitter=1, timeout=30, max_late="1m", history_size=5, offset="auto", overlap="allow")
+    on.cron("b", "@daily", "task", history_ttl="1d", timezone="UTC", seconds=True)
+    on.at("c", "2030-01-01T00:00Z", "task", max_late=5)
+    store: ClaimBackend = on.backend
+    store.history("a", 1)

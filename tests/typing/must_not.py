@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import Celery
 
 from celery_anarchon import Anarchon, RedisBackend, SqliteBackend, ValkeyBackend, current_run, every
+from celery_anarchon.backends import ClaimBackend
 
 app = Celery("typed")
 anarchon = Anarchon(app)
@@ -47,3 +48,19 @@ SqliteBackend(busy_timout=5)  # refused: busy_timout
 
 # Somebody else may have sent it.
 slot = current_run().slot  # refused: slot
+
+
+# Needs leases.
+def claims_only(board: ClaimBackend) -> None:
+    on = Anarchon(app, backend=board)
+    on.every("a", 1, "task", overlap="skip")  # refused: overlap
+    on.every("b", 1, "task", max_attempts=2)  # refused: max_attempts
+    on.every("c", 1, "task", catch_up="1h")  # refused: catch_up
+    on.every("d", 1, "task", coalesce="all")  # refused: coalesce
+    on.every("e", 1, "task", queue_timeout=5)  # refused: queue_timeout
+    on.every("f", 1, "task", jiter=5)  # refused: jiter
+    on.cron("g", "@daily", "task", on_unknown="skip")  # refused: on_unknown
+    on.cron("h", "@daily", "task", overlap="queue_one")  # refused: overlap
+    on.at("i", "2030-01-01T00:00Z", "task", max_attempts=1)  # refused: max_attempts
+    on.at("j", "2030-01-01T00:00Z", "task", overlap="allow")  # refused: overlap
+    on.backend.takeover([])  # refused: takeover
