@@ -26,7 +26,8 @@ def mypy() -> Iterator[tuple[str, int, str]]:
     for line in done.splitlines():
         found = json.loads(line)
         if found["severity"] == "error":
-            yield Path(found["file"]).name, found["line"], found["message"]
+            # Which overloads there are stands in the hint.
+            yield Path(found["file"]).name, found["line"], f"{found['message']} {found['hint'] or ''}"
 
 
 def pyright() -> Iterator[tuple[str, int, str]]:

@@ -70,6 +70,10 @@ if run is not None:
 
 leases: LeaseBackend = anarchon.backend
 sqlite: SqliteBackend = by_object.backend
+by_redis = Anarchon(app, backend=RedisBackend(strategy="lease"))
+by_redis.every("redis", 1, "task", overlap="skip", max_attempts=1)
+by_script = Anarchon(app, backend=RedisBackend(strategy="script"))
+by_script.every("redis", 1, "task", jitter=1, max_late="1m")
 by_object.every("sqlite", 1, "task", overlap="skip", max_attempts=1)
 by_object.cron("sqlite", "@daily", "task", catch_up="1h")
 by_object.at("sqlite", "2030-01-01T00:00Z", "task", coalesce="all")

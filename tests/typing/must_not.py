@@ -64,3 +64,10 @@ def claims_only(board: ClaimBackend) -> None:
     on.at("i", "2030-01-01T00:00Z", "task", max_attempts=1)  # refused: max_attempts
     on.at("j", "2030-01-01T00:00Z", "task", overlap="allow")  # refused: overlap
     on.backend.takeover([])  # refused: takeover
+
+
+# As do these strategies, which make stores that only take claims.
+script = Anarchon(Celery("script"), backend=RedisBackend(strategy={"name": "script", "window": "10m"}))
+script.every("a", 1, "task", max_attempts=2)  # refused: max_attempts
+stream = Anarchon(Celery("stream"), backend=ValkeyBackend("valkey://localhost", "stream-id"))
+stream.cron("a", "@daily", "task", overlap="skip")  # refused: overlap

@@ -20,8 +20,12 @@ LARGEST_SIZE = 10_000
 # --- as type checkers know them ---------------------------------------------------------------------------------------
 
 
-class _Plain(TypedDict):
-    name: Literal["lease", "stream-id"]
+class _Lease(TypedDict):
+    name: Literal["lease"]
+
+
+class _StreamId(TypedDict):
+    name: Literal["stream-id"]
 
 
 class _ScriptName(TypedDict):
@@ -41,8 +45,11 @@ class _Idmp(_IdmpName, total=False):
     max_size: int
 
 
-ValkeyStrategy: TypeAlias = Literal["lease", "stream-id", "script"] | _Plain | _Script
-RedisStrategy: TypeAlias = Literal["idmp"] | _Idmp | ValkeyStrategy
+LeaseStrategy: TypeAlias = Literal["lease"] | _Lease
+ValkeyClaimStrategy: TypeAlias = Literal["stream-id", "script"] | _StreamId | _Script
+RedisClaimStrategy: TypeAlias = Literal["idmp"] | _Idmp | ValkeyClaimStrategy
+ValkeyStrategy: TypeAlias = LeaseStrategy | ValkeyClaimStrategy
+RedisStrategy: TypeAlias = LeaseStrategy | RedisClaimStrategy
 
 # --- as they are read -------------------------------------------------------------------------------------------------
 
