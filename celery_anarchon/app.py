@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from celery import Celery, current_app
 
 from celery_anarchon import wire
-from celery_anarchon.backends.base import ClaimBackend
+from celery_anarchon.backends.base import ClaimBackend, LeaseBackend
 from celery_anarchon.backends.registry import backend_from
 from celery_anarchon.choice import app_name, choose_backend, own_settings
 from celery_anarchon.entries import ANY_STORE, OPTIONS_KEY
@@ -17,6 +17,20 @@ from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.model import Millis, Run
 from celery_anarchon.options import Settings, check_defaults, check_job_options, scheduler_settings
 from celery_anarchon.schedules import at, cron, every, kind_of
+from celery_anarchon.wanted import DefaultOptions, Duration
+
+if TYPE_CHECKING:
+    # Not in Python 3.10, and not needed when the code runs.
+    from typing_extensions import TypeVar, Unpack
+
+    from celery_anarchon import calls
+
+    # A store that is named in a URL, or by the settings, is taken for one with leases; when it is there it has its say.
+    StoreT = TypeVar("StoreT", bound=ClaimBackend, default=LeaseBackend, covariant=True)
+else:
+    from typing import TypeVar
+
+    StoreT = TypeVar("StoreT", covariant=True)
 
 STOCK_SCHEDULER = "celery.beat:PersistentScheduler"
 OUR_SCHEDULER = "celery_anarchon:Scheduler"
@@ -24,7 +38,7 @@ WORKER_STEP = "celery_anarchon.worker:GateStep"
 """By name: a beat need not load Celery's worker."""
 
 
-class Anarchon:
+class Anarchon(Generic[StoreT]):
     """Makes ``celery_anarchon.Scheduler`` the app's beat scheduler, gives its workers the gate, and gives it jobs.
 
     :param backend: a store as URL, mapping or backend object; without it the settings decide.
@@ -33,7 +47,13 @@ class Anarchon:
     :raises ConfigurationError: the app has an Anarchon with other settings already, or *backend* names no store.
     """
 
-    def __init__(self, app: Celery, *, backend: Any = None, **option_defaults: Any) -> None:
+    def __init__(
+        self,
+        app: Celery,
+        *,
+        backend: StoreT | str | Mapping[str, Any] | None = None,
+        **option_defaults: Unpack[DefaultOptions],
+    ) -> None:
         known = getattr(app, "anarchon", None)
         if known is not None:
             if backend not in (None, known.backend_given) or (
@@ -50,7 +70,7 @@ class Anarchon:
         check_defaults("Anarchon(...):", option_defaults, ANY_STORE)
         self.app = app
         self.backend_given = backend
-        self.option_defaults: Mapping[str, Any] = option_defaults
+        self.option_defaults: Mapping[str, Any] = {**option_defaults}
         self._backend: ClaimBackend | None = None
         self._names: set[str] = set()
         app.anarchon = self
@@ -67,54 +87,58 @@ class Anarchon:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
-    def every(
-        self,
-        name: str,
-        interval: Any,
-        task: Any,
-        args: Any = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        options: Mapping[str, Any] | None = None,
-        **job: Any,
-    ) -> None:
-        """A job at every multiple of *interval* (seconds, ``timedelta`` or text such as ``"1h"``) since the epoch.
+    if TYPE_CHECKING:
+        every, cron, at = calls.Every(), calls.Cron(), calls.At()
+    else:
 
-        :param task: a task, its name, or a signature.
-        :param options: what ``apply_async`` takes: queue, priority, expires, ...
-        :param job: job options (:mod:`celery_anarchon.options`).
-        :raises OptionError: an option that is unknown or wrong.
-        """
-        self._add(name, every(interval), task, args, kwargs, options, job)
+        def every(
+            self,
+            name: str,
+            interval: Duration,
+            task: Any,
+            args: Any = (),
+            kwargs: Mapping[str, Any] | None = None,
+            *,
+            options: Mapping[str, Any] | None = None,
+            **job: Any,
+        ) -> None:
+            """A job at every multiple of *interval* (seconds, ``timedelta`` or text such as ``"1h"``) since the epoch.
 
-    def cron(
-        self,
-        name: str,
-        text: str,
-        task: Any,
-        args: Any = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        options: Mapping[str, Any] | None = None,
-        seconds: bool = False,
-        **job: Any,
-    ) -> None:
-        """A job at the times of a cron text, in ``timezone=`` or the app's zone; the rest as :meth:`every`."""
-        self._add(name, cron(text, seconds=seconds), task, args, kwargs, options, job)
+            :param task: a task, its name, or a signature.
+            :param options: what ``apply_async`` takes: queue, priority, expires, ...
+            :param job: job options (:mod:`celery_anarchon.options`).
+            :raises OptionError: an option that is unknown or wrong.
+            """
+            self._add(name, every(interval), task, args, kwargs, options, job)
 
-    def at(
-        self,
-        name: str,
-        when: datetime,
-        task: Any,
-        args: Any = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        options: Mapping[str, Any] | None = None,
-        **job: Any,
-    ) -> None:
-        """A job with one slot; the rest as :meth:`every`."""
-        self._add(name, at(when), task, args, kwargs, options, job)
+        def cron(
+            self,
+            name: str,
+            text: str,
+            task: Any,
+            args: Any = (),
+            kwargs: Mapping[str, Any] | None = None,
+            *,
+            options: Mapping[str, Any] | None = None,
+            seconds: bool = False,
+            **job: Any,
+        ) -> None:
+            """A job at the times of a cron text, in ``timezone=`` or the app's zone; the rest as :meth:`every`."""
+            self._add(name, cron(text, seconds=seconds), task, args, kwargs, options, job)
+
+        def at(
+            self,
+            name: str,
+            when: datetime | str,
+            task: Any,
+            args: Any = (),
+            kwargs: Mapping[str, Any] | None = None,
+            *,
+            options: Mapping[str, Any] | None = None,
+            **job: Any,
+        ) -> None:
+            """A job with one slot; the rest as :meth:`every`."""
+            self._add(name, at(when), task, args, kwargs, options, job)
 
     def _add(
         self,
@@ -140,14 +164,14 @@ class Anarchon:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     @property
-    def backend(self) -> ClaimBackend:
+    def backend(self) -> StoreT:
         """The store, opened for reading.
 
         :raises BackendUnavailable: it does not answer.
         """
         if self._backend is None:
             self._backend = open_backend(self.app, create=False)
-        return self._backend
+        return cast(StoreT, self._backend)
 
     def history(self, job: str, limit: int = 20) -> list[Run]:
         """The latest runs of *job*, newest slot first."""

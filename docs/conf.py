@@ -23,6 +23,7 @@ autodoc_default_options = {"members": True}
 nitpick_ignore_regex = [
     ("py:.*", r"(?!celery_anarchon\.(app|backends\.(base|registry)|errors|model|schedules|timetable)\b).*"),
     ("py:mod", r"celery_anarchon\.(app|model|schedules)"),
+    ("py:class", r"celery_anarchon\.app\.StoreT"),
     ("py:.*", r".*\._.*"),
 ]
 

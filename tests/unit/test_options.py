@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
+from celery_anarchon import wanted
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.model import Coalesce, Traits
 from celery_anarchon.options import (
@@ -61,6 +63,36 @@ def test_timezone_from_each_source(source: str) -> None:
 
 def test_every_option_of_this_release_is_tried_above() -> None:
     assert set(VALUES) | {"timezone"} == JOB_OPTIONS - WORKER_SIDE
+
+
+TYPED = {
+    Kind.INTERVAL: wanted.EveryOptions,
+    Kind.CRON: wanted.CronOptions,
+    Kind.AT: wanted.OnceOptions,
+}
+
+
+@pytest.mark.parametrize("kind", TYPED, ids=str)
+def test_type_checkers_know_what_each_kind_of_job_takes(kind: Kind) -> None:
+    values = {name: value for name, (value, _, _) in VALUES.items()}
+    values |= {
+        "timezone": "Europe/Paris",
+        "overlap": "skip",
+        "max_attempts": 1,
+        "queue_timeout": 5,
+        "on_unknown": "skip",
+    }
+    assert set(values) == JOB_OPTIONS
+    taken = set()
+    for name, value in values.items():
+        with suppress(OptionError):
+            check_job_options("export", {name: value}, kind, replace(LEASES, follows_runs=True))
+            taken.add(name)
+    assert taken == set(get_type_hints(TYPED[kind]))
+
+
+def test_type_checkers_know_all_defaults() -> None:
+    assert set(get_type_hints(wanted.DefaultOptions)) == JOB_OPTIONS
 
 
 def test_precedence() -> None:

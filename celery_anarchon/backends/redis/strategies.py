@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import ConfigurationError
@@ -14,6 +15,43 @@ OFFERED = {"redis": ("lease", "stream-id", "idmp", "script"), "valkey": ("lease"
 LONGEST_DURATION: Millis = 86_400_000
 LARGEST_SIZE = 10_000
 """What the server admits for IDMP."""
+
+
+# --- as type checkers know them ---------------------------------------------------------------------------------------
+
+
+class _Lease(TypedDict):
+    name: Literal["lease"]
+
+
+class _StreamId(TypedDict):
+    name: Literal["stream-id"]
+
+
+class _ScriptName(TypedDict):
+    name: Literal["script"]
+
+
+class _Script(_ScriptName, total=False):
+    window: float | timedelta | str
+
+
+class _IdmpName(TypedDict):
+    name: Literal["idmp"]
+
+
+class _Idmp(_IdmpName, total=False):
+    duration: float | timedelta | str
+    max_size: int
+
+
+LeaseStrategy: TypeAlias = Literal["lease"] | _Lease
+ValkeyClaimStrategy: TypeAlias = Literal["stream-id", "script"] | _StreamId | _Script
+RedisClaimStrategy: TypeAlias = Literal["idmp"] | _Idmp | ValkeyClaimStrategy
+ValkeyStrategy: TypeAlias = LeaseStrategy | ValkeyClaimStrategy
+RedisStrategy: TypeAlias = LeaseStrategy | RedisClaimStrategy
+
+# --- as they are read -------------------------------------------------------------------------------------------------
 
 
 def _span(value: Any, what: str) -> Millis:
