@@ -37,6 +37,7 @@ VERDICTS = {
 
 REASONS = {
     "attempts-used-up": "its worker died or stopped, and max_attempts leaves no further one",
+    "beat-stopped": "its beat stopped before it could send it, and on this store nobody else may",
     "before-first-seen": "the store first saw this job after that time",
     "catch-up": "no beat worked then, and catch_up does not reach back so far",
     "exception": "its body raised",
@@ -49,6 +50,7 @@ REASONS = {
     "no-gate-seen": "no worker that tells its end was ever seen",
     "overlap": "an earlier run of the job was still going on (overlap=skip)",
     "publish-error": "its message could not be made, or the broker refused it",
+    "publish-unclear": "the broker did not say whether it has its message, until it was too late to ask again",
     "queue-timeout": "no worker started it within queue_timeout",
     "rejected": "its body raised Reject",
     "released": "a person let it go (release)",
@@ -56,6 +58,7 @@ REASONS = {
     "soft-time-limit": "it ran into its soft time limit",
     "store-unknown": "the store could not be asked for leave to run it (on_unknown=skip)",
     "time-limit": "it ran longer than its timeout",
+    "too-old": "it was claimed later than the store remembers claims",
     "unknown-task": "the worker that got it does not know the task",
     "worker-lost": "the process that ran it died",
     "worker-stopped": "its worker was stopped, and no further attempt is due",
