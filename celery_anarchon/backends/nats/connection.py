@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import concurrent.futures
 import importlib
 import json
 import os
@@ -39,6 +40,10 @@ _Work = Callable[["Line"], Coroutine[Any, Any, _T]]
 
 _inherited: list[Any] = []
 """Loops and connections of a parent process: the garbage collector would take the parent's sockets out of its poll."""
+
+
+LONGEST = 60.0
+"""Seconds after which a call has no answer, whatever its steps wait for."""
 
 
 class Away(Exception):
@@ -174,7 +179,13 @@ class Own(Connection):
 
     def run(self, work: _Work[_T]) -> _T:
         with self._call() as loop:
-            return asyncio.run_coroutine_threadsafe(self._work(work), loop).result()
+            asked = asyncio.run_coroutine_threadsafe(self._work(work), loop)
+            try:
+                return asked.result(LONGEST)
+            except concurrent.futures.TimeoutError:
+                # Every step has a bound of its own; this one is for a driver that does not keep to them.
+                asked.cancel()
+                raise NoAnswer("no answer in time") from None
 
     @contextmanager
     def _call(self) -> Iterator[asyncio.AbstractEventLoop]:
