@@ -84,6 +84,7 @@ def test_eight_contenders_on_a_cluster(tmp_path: Path) -> None:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_leader_is_killed_three_times_during_claims(tmp_path: Path) -> None:
     """Every slot is won once, whatever was under way."""
     with nats_cluster(tmp_path) as cluster:
