@@ -15,7 +15,7 @@ from support.beats import until
 from support.crew import HEARTBEAT, LEASE, OVERDUE, Crew
 
 from celery_anarchon import wire
-from celery_anarchon.model import Run, RunState
+from celery_anarchon.model import OnUnknown, Run, RunState, Terms
 
 pytestmark = pytest.mark.fleet
 
@@ -163,6 +163,40 @@ def test_queued_messages_hold_no_lease(crew: Callable[..., Crew]) -> None:
     fleet.worker("late-comer")
     starts = fleet.started(4)
     assert len({line["slot"] for line in starts}) == len(starts)
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+def test_other_pools(crew: Callable[..., Crew], pool: str) -> None:
+    """A body of several leases, kept; a copy of its message, refused; failures and retries, in their right ends."""
+    fleet = crew(
+        jobs={
+            "long": job("late", 20, args=[2.5 * LEASE], max_attempts=2),
+            "fails": job("fail", 5),
+            "retries": job("again", 5),
+        }
+    )
+    fleet.worker("one", pool, 4)
+    fleet.worker("two", pool, 4)
+    fleet.beat("a")
+    beat = fleet.beat("b")
+    start = fleet.started(job="long")[0]
+    header = wire.header(
+        namespace=fleet.reader.namespace, job="long", slot=start["slot"], attempt=1, late=0, beat="hand"
+    )
+    header |= wire.terms_header(Terms(lease=2_000, queue_timeout=60_000, max_attempts=2), OnUnknown.SKIP)
+    for _ in range(2):
+        fleet.app().send_task("late", [1], task_id=start["id"], headers={"anarchon": header})
+    run = fleet.ended("long", start["slot"], RunState.SUCCEEDED)
+    assert run.attempt == 1
+    until(lambda: (run := fleet.run("long", start["slot"])) is not None and run.refused == 2, "the refused copies")
+    assert len(fleet.lines("start", job="long", slot=start["slot"])) == 1
+    for name, state in (("fails", RunState.FAILED), ("retries", RunState.SUCCEEDED)):
+        slot = fleet.started(job=name)[0]["slot"]
+        fleet.ended(name, slot, state)
+        assert [line["retries"] for line in fleet.lines("start", job=name, slot=slot)] == (
+            [0] if name == "fails" else [0, 1, 2]
+        )
+    assert beat.stop() == 0
 
 
 @pytest.mark.parametrize("store_kind", ["sqlite"], indirect=True)
