@@ -295,3 +295,11 @@ def test_no_secret_is_told(conf: dict[str, Any], caplog: pytest.LogCaptureFixtur
     assert len(said) > 1
     for words in said:
         assert SECRET not in words
+
+
+def test_a_rabbitmq_broker_is_the_store_of_claims() -> None:
+    """The real one: without anything else, beats meet in the broker that they send to."""
+    app = Celery("proj", broker="amqp://user:s3cr3tword@host//", set_as_current=False)
+    backend, source = choose_backend(app)
+    assert (backend.name, source) == ("rabbitmq", "setting broker_url")
+    assert "s3cr3tword" not in backend.describe()
