@@ -68,6 +68,8 @@ class Shop:
         self.app.conf.update(
             anarchon_lease=LEASE / 1000,
             anarchon_heartbeat=0.2,
+            # Longer than any test: where a worker loses patience is a test's own matter.
+            anarchon_gate_wait=60,
             anarchon_app_name="shop",
             result_backend="cache+memory://",
             worker_pool=pool,
@@ -442,7 +444,6 @@ def test_on_unknown(shop: Shop, on_unknown: OnUnknown) -> None:
 
 def test_no_hot_loop_while_the_store_is_away(shop: Shop) -> None:
     """Twenty held messages ask as often as one does."""
-    shop.app.conf.anarchon_gate_wait = 60
     shop.workers.away = True
     slots = [shop.queued("job") for _ in range(20)]
     with shop.working():
