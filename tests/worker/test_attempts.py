@@ -210,7 +210,7 @@ def test_a_cold_shutdown_hands_over(crew: Callable[..., Crew], soft: bool) -> No
 
 
 def test_a_purged_queue_frees_its_guard(crew: Callable[..., Crew]) -> None:
-    fleet = crew(jobs={"job": job("work", 1, overlap="skip", queue_timeout=4)})
+    fleet = crew(jobs={"job": job("work", 1, overlap="skip", queue_timeout=9)})
     fleet.worker("early").stop()
     beat = fleet.beat()
     slot = slot_of(until(lambda: fleet.reader.living("job"), "a queued run")[0])
