@@ -123,3 +123,10 @@ class NatsHarness(BackendHarness):
 
 class ClusterHarness(NatsHarness):
     replicas: ClassVar[int] = 3
+
+    def restart(self) -> None:
+        """Servers that are up elect a leader for each stream; until then nobody answers for it."""
+        super().restart()
+        assert isinstance(self.server, Cluster)
+        for stream in (self.namespace, f"{self.namespace}_HISTORY"):
+            self.server.leader(stream)

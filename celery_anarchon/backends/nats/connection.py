@@ -179,13 +179,7 @@ class Own(Connection):
 
     def run(self, work: _Work[_T]) -> _T:
         with self._call() as loop:
-            asked = asyncio.run_coroutine_threadsafe(self._work(work), loop)
-            try:
-                return asked.result(LONGEST)
-            except concurrent.futures.TimeoutError:
-                # Every step has a bound of its own; this one is for a driver that does not keep to them.
-                asked.cancel()
-                raise NoAnswer("no answer in time") from None
+            return _answer(self._work(work), loop)
 
     @contextmanager
     def _call(self) -> Iterator[asyncio.AbstractEventLoop]:
@@ -316,13 +310,27 @@ class Handed(Connection):
         if not self._client.is_connected:
             raise BackendUnavailable(f"{self.text}: not connected")
         self._check(self._client)
-        return asyncio.run_coroutine_threadsafe(work(Line(self._client, None)), loop).result()
+        return _answer(work(Line(self._client, None)), loop)
 
     def close(self) -> None:
         """It is not ours."""
 
     def reopen(self) -> None:
         """It is not ours."""
+
+
+def _answer(question: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop) -> _T:
+    """What *loop*, on its own thread, gets as an answer.
+
+    :raises NoAnswer: none within :data:`LONGEST`. Every step has a bound of its own; this one is for a driver that does
+        not keep to them.
+    """
+    asked = asyncio.run_coroutine_threadsafe(question, loop)
+    try:
+        return asked.result(LONGEST)
+    except concurrent.futures.TimeoutError:
+        asked.cancel()
+        raise NoAnswer("no answer in time") from None
 
 
 def translated(error: Exception, text: str, *, writes: bool) -> AnarchonError:
