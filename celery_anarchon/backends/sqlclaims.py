@@ -96,7 +96,7 @@ class SqlClaims(SqlStore):
         if any(request.terms is not None for request in requests):
             statement = self._sql.claim_followed
             rows = [(*row, *terms_of(request)) for row, request in zip(rows, requests, strict=True)]
-        return {(row[0], row[1]): row[2] for row in self._execute(connection, statement, rows, now=now)}
+        return {(row.job, row.slot): row.owner for row in self._execute(connection, statement, rows, now=now)}
 
     def _overlaps(
         self,
