@@ -15,14 +15,14 @@ from sqlalchemy import Connection, Row
 
 from celery_anarchon import wire
 from celery_anarchon.backends.base import (
-    GIVEN_UP,
-    NEVER_A_RUN,
     ClaimRequest,
     ClaimResult,
     Confirmation,
     GivenUp,
     Hold,
     Outcome,
+    check_given_up,
+    check_never_a_run,
 )
 from celery_anarchon.backends.sqloverlap import Overlaps, may_not_overlap, terms_of
 from celery_anarchon.backends.sqlstore import SqlStore, chunks
@@ -164,9 +164,7 @@ class SqlClaims(SqlStore):
         return self._end(statement, confirmations, rows, [_CONFIRMED] * len(rows))
 
     def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
-        for ending in endings:
-            if ending.state not in GIVEN_UP:
-                raise ValueError(f"a claim cannot be given up as {ending.state}")
+        check_given_up(endings)
         rows = [(*_hold(ending), str(ending.state), ending.reason) for ending in endings]
         return self._end(self._sql.give_up, endings, rows, [frozenset({str(ending.state)}) for ending in endings])
 
@@ -202,9 +200,7 @@ class SqlClaims(SqlStore):
         return [key_of(hold) in open_again and _hold(hold) in before for hold in holds]
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            if outcome.state not in NEVER_A_RUN:
-                raise ValueError(f"{outcome.state} is no state of a slot that never became a run")
+        check_never_a_run(outcomes)
         if not outcomes:
             return
         with self._writing() as connection:
