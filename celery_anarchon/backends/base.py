@@ -47,6 +47,8 @@ __all__ = [
     "Takeover",
     "Terms",
     "Traits",
+    "check_given_up",
+    "check_never_a_run",
 ]
 
 GIVEN_UP = frozenset({RunState.NOT_SENT, RunState.MISFIRE, RunState.SUPERSEDED})
@@ -354,3 +356,17 @@ class LeaseBackend(ClaimBackend):
     def beats(self, within: Millis) -> list[Beat]:
         """The beats seen within that time by the store's clock, in the order of their labels. Older ones are forgotten
         in time."""
+
+
+def check_given_up(endings: Sequence[GivenUp]) -> None:
+    """:raises ValueError: :meth:`ClaimBackend.give_up` takes none of these states."""
+    for ending in endings:
+        if ending.state not in GIVEN_UP:
+            raise ValueError(f"a claim cannot be given up as {ending.state}")
+
+
+def check_never_a_run(outcomes: Sequence[Outcome]) -> None:
+    """:raises ValueError: :meth:`ClaimBackend.record` takes none of these states."""
+    for outcome in outcomes:
+        if outcome.state not in NEVER_A_RUN:
+            raise ValueError(f"{outcome.state} is no state of a slot that never became a run")

@@ -1,6 +1,8 @@
-"""What stores share that only know who was first: how long they remember it, and runs out of lists of entries.
+"""What stores share that append, and only know who was first: how long they remember it, which slots they are asked
+about, and runs out of lists of entries.
 
-Belongs here: the form of an entry, and which of several about a slot is shown. Does not belong here: any store.
+Belongs here: the form of an entry, which of several about a slot is shown, and the contract as far as it follows from
+that. Does not belong here: any store's words.
 
 Such a store appends and never changes, so a run is what its entries say together. Each beat may write about a slot, and
 an entry whose acknowledgement was lost is written again: the rules of :func:`runs` give every reader the same answer.
@@ -8,16 +10,30 @@ an entry whose acknowledgement was lost is written again: the rules of :func:`ru
 
 from __future__ import annotations
 
+import abc
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_anarchon import wire
-from celery_anarchon.backends.base import GIVEN_UP, NEVER_A_RUN, ClaimRequest, Confirmation, GivenUp, Outcome
+from celery_anarchon.backends.base import (
+    GIVEN_UP,
+    NEVER_A_RUN,
+    ClaimBackend,
+    ClaimRequest,
+    ClaimResult,
+    Confirmation,
+    GivenUp,
+    Hold,
+    Outcome,
+    check_given_up,
+    check_never_a_run,
+)
+from celery_anarchon.clock import SystemClock
 from celery_anarchon.durations import parse_duration
-from celery_anarchon.errors import ConfigurationError
-from celery_anarchon.model import Millis, Run, RunState
+from celery_anarchon.errors import ConfigurationError, LayoutMismatch
+from celery_anarchon.model import Answer, Millis, Run, RunState
 
 _RANKS = {RunState.DISPATCHED: 0, **dict.fromkeys(GIVEN_UP, 2), RunState.CLAIMED: 3, **dict.fromkeys(NEVER_A_RUN, 4)}
 """Of what is said about a slot the lowest is shown: a message first, and a claim before what is no run."""
@@ -143,15 +159,6 @@ class Memory:
         return found if found is not None and found.owner == owner else None
 
 
-def check_tolerance(name: str, window: Millis, horizon: Millis, tolerance: Millis) -> None:
-    """:raises ConfigurationError: a claim that came early could be forgotten before its slot is too old."""
-    if tolerance > window - horizon:
-        raise ConfigurationError(
-            f"{name} ({window / 1000:g} s) is too short for an early tolerance of {tolerance / 1000:g} s: raise the "
-            "one or lower anarchon_early_tolerance"
-        )
-
-
 def remembered(value: Any, name: str, tolerance: Millis) -> tuple[Millis, Millis]:
     """A window in which a store remembers claims: in milliseconds, and the horizon: how far back from now slots may lie
     that are still claimed. Clocks differ, and a claim may come before its slot.
@@ -165,3 +172,118 @@ def remembered(value: Any, name: str, tolerance: Millis) -> tuple[Millis, Millis
             "300 is the default"
         )
     return window, min(window * 4 // 5, window - tolerance)
+
+
+class AppendingStore(ClaimBackend):
+    """A store whose claims and history are appended, by this host's clock. Subclasses ask, append and read."""
+
+    window_option: str
+    """What its users call the window."""
+    own_namespace: str
+    """The options that give an app a namespace of its own, for words: ``prefix=...``."""
+
+    def __init__(self, window: Any, early_tolerance: Millis) -> None:
+        self.early_tolerance = early_tolerance
+        self._window, self._horizon = remembered(window, self.window_option, early_tolerance)
+        self.traits = replace(type(self).traits, horizon=self._horizon)
+        self._clock = SystemClock()
+        self._memory = Memory(self._window)
+
+    @abc.abstractmethod
+    def _ask(self, requests: Sequence[ClaimRequest], now: Millis) -> list[Answer]:
+        """Claim slots that are neither too early nor too old; UNKNOWN where there is no answer.
+
+        :raises BackendUnavailable, OutcomeUnknown: there is none to any of them.
+        """
+
+    @abc.abstractmethod
+    def _append(self, entries: Sequence[Entry]) -> None:
+        """Add to the history."""
+
+    @abc.abstractmethod
+    def _read(self, job: str) -> list[Run]:
+        """The history of *job*, newest slot first."""
+
+    # --- opening ------------------------------------------------------------------------------------------------------
+
+    def _check_tolerance(self) -> None:
+        """:raises ConfigurationError: a claim that came early could be forgotten before its slot is too old."""
+        if self.early_tolerance > self._window - self._horizon:
+            raise ConfigurationError(
+                f"{self.window_option} ({self._window / 1000:g} s) is too short for an early tolerance of "
+                f"{self.early_tolerance / 1000:g} s: raise the one or lower anarchon_early_tolerance"
+            )
+
+    def _check_charter(self, charter: Mapping[str, Any], app_name: str) -> None:
+        """What a namespace says of itself: ``layout`` and ``app``.
+
+        :raises LayoutMismatch: it is a newer release's, or another app's.
+        """
+        layout = charter.get("layout", 0)
+        if layout > wire.LAYOUT_VERSION:
+            raise LayoutMismatch(
+                f"{self.describe()}: layout {layout} was written by a newer celery-anarchon; this one knows "
+                f"{wire.LAYOUT_VERSION}: upgrade this process"
+            )
+        if charter.get("app") != app_name:
+            raise LayoutMismatch(
+                f"namespace {self.namespace}: belongs to app {charter.get('app')}, and this is app {app_name}; set "
+                f"{self.own_namespace} to give this app its own"
+            )
+
+    # --- claims -------------------------------------------------------------------------------------------------------
+
+    def claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
+        now = self._clock.wall()
+        answers = [self._by_clock(request, now) for request in requests]
+        asked = [number for number, answer in enumerate(answers) if answer is Answer.UNKNOWN]
+        if asked:
+            for number, answer in zip(asked, self._ask([requests[number] for number in asked], now), strict=True):
+                answers[number] = answer
+        return [ClaimResult(answer) for answer in answers]
+
+    def _by_clock(self, request: ClaimRequest, now: Millis) -> Answer:
+        if request.slot > now + self.early_tolerance:
+            return Answer.TOO_EARLY
+        return Answer.TOO_OLD if request.slot <= now - self._horizon else Answer.UNKNOWN
+
+    def _remember(self, requests: Sequence[ClaimRequest], answers: Sequence[Answer], now: Millis) -> list[Entry]:
+        """Entries of the claims that were won just now, and not known to be before."""
+        won = [
+            claimed(request, now)
+            for request, answer in zip(requests, answers, strict=True)
+            if answer is Answer.WON and self._memory.find(request.job, request.slot, request.owner) is None
+        ]
+        for entry in won:
+            self._memory.add(entry)
+        return won
+
+    def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
+        return self._end(confirmations)
+
+    def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
+        check_given_up(endings)
+        return self._end(endings)
+
+    def _end(self, endings: Sequence[Confirmation | GivenUp]) -> list[bool]:
+        now = self._clock.wall()
+        self._append([ended(one, now, self._memory.find(one.job, one.slot, one.owner)) for one in endings])
+        return [True] * len(endings)
+
+    def abandon(self, holds: Sequence[Hold]) -> list[bool]:
+        """A claim cannot be given to others."""
+        self.now()
+        return [False] * len(holds)
+
+    # --- history ------------------------------------------------------------------------------------------------------
+
+    def record(self, outcomes: Sequence[Outcome]) -> None:
+        check_never_a_run(outcomes)
+        now = self._clock.wall()
+        self._append([recorded(outcome, now) for outcome in outcomes])
+
+    def history(self, job: str, limit: int) -> list[Run]:
+        return self._read(job)[: max(limit, 0)]
+
+    def last_run(self, job: str) -> Run | None:
+        return next((run for run in self._read(job) if run.state is RunState.DISPATCHED), None)

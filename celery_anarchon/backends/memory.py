@@ -16,8 +16,6 @@ from celery_anarchon import wire
 from celery_anarchon.backends.base import (
     BEATS_KEPT,
     FINGERPRINTS_KEPT,
-    GIVEN_UP,
-    NEVER_A_RUN,
     Beat,
     ClaimRequest,
     ClaimResult,
@@ -31,6 +29,8 @@ from celery_anarchon.backends.base import (
     Sighting,
     Takeover,
     Traits,
+    check_given_up,
+    check_never_a_run,
 )
 from celery_anarchon.backends.memoryruns import MemoryRuns
 from celery_anarchon.backends.memorystore import NO_MESSAGE, MemoryStore, Record, Space
@@ -196,9 +196,7 @@ class MemoryBackend(MemoryRuns):
         return True
 
     def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
-        for ending in endings:
-            if ending.state not in GIVEN_UP:
-                raise ValueError(f"a claim cannot be given up as {ending.state}")
+        check_given_up(endings)
         with self._locked() as (space, now):
             return [self._give_up(space, now, ending) for ending in endings]
 
@@ -213,9 +211,7 @@ class MemoryBackend(MemoryRuns):
         return record is not None and record.state is ending.state and record.ended_by(ending)
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            if outcome.state not in NEVER_A_RUN:
-                raise ValueError(f"{outcome.state} is no state of a slot that never became a run")
+        check_never_a_run(outcomes)
         with self._locked() as (space, now):
             for outcome in outcomes:
                 if not space.below_floor(outcome.job, outcome.slot):

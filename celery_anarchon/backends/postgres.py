@@ -12,8 +12,8 @@ order before an UPDATE of several. Only locks that end with the transaction: beh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -23,6 +23,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
+    CursorResult,
     Engine,
     Table,
     Text,
@@ -116,7 +117,7 @@ class PostgresBackend(SqlBackend):
     ) -> None:
         super().__init__(table, early_tolerance=early_tolerance)
         self._source = _source(connection)
-        self._begin_text = _begin_text(durable=True)
+        self._begin_text, self._look_text = _begin_text(durable=True), _begin_text(look=True)
         self._noted: set[str] = set()
         runs, jobs = self.tables.runs, self.tables.jobs
         asked = self._given(job=self._text)
@@ -193,6 +194,16 @@ class PostgresBackend(SqlBackend):
     def _begin(self, connection: Connection) -> None:
         connection.exec_driver_sql(self._begin_text)
 
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        # Also a look waits for whoever keeps a table locked. Its limit is that of a transaction: a pooler would pass on
+        # one of the session to the next client.
+        with self._calling() as connection:
+            connection.exec_driver_sql(self._look_text)
+            with self._undone_on_error(connection):
+                yield connection
+            connection.exec_driver_sql("COMMIT")
+
     def _commit(self, connection: Connection) -> None:
         try:
             connection.exec_driver_sql("COMMIT")
@@ -215,8 +226,11 @@ class PostgresBackend(SqlBackend):
         )
         return select(*rows.render_derived().c).cte("given")
 
-    def _rows(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-        return {f"given_{name}": list(values) for name, values in _numbered(zip(*rows, strict=True))}
+    def _execute_with(
+        self, connection: Connection, statement: Any, rows: Sequence[tuple[Any, ...]], values: dict[str, Any]
+    ) -> CursorResult[Any]:
+        arrays = {f"given_{name}": list(its_values) for name, its_values in _numbered(zip(*rows, strict=True))}
+        return connection.execute(statement, {**arrays, **values})
 
     def _floors(self, connection: Connection, jobs: Iterable[str]) -> dict[str, Millis]:
         wanted = sorted(set(jobs))
@@ -296,10 +310,11 @@ _AT_CONNECT: tuple[tuple[str, type[BackendUnavailable], str], ...] = (
 )
 
 
-def _begin_text(*, durable: bool) -> str:
-    """One message to the server. *durable*: a claim that was answered survives a crash whatever the role's default."""
+def _begin_text(*, durable: bool = False, look: bool = False) -> str:
+    """One message to the server. *durable*: a claim that was answered survives a crash whatever the role's default.
+    *look*: nothing is to be written."""
     settings = [
-        "BEGIN ISOLATION LEVEL READ COMMITTED",
+        "BEGIN ISOLATION LEVEL READ COMMITTED" + (" READ ONLY" if look else ""),
         f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT}",
         f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_TIMEOUT}",
     ]

@@ -15,14 +15,14 @@ from sqlalchemy import Connection, Row
 
 from celery_anarchon import wire
 from celery_anarchon.backends.base import (
-    GIVEN_UP,
-    NEVER_A_RUN,
     ClaimRequest,
     ClaimResult,
     Confirmation,
     GivenUp,
     Hold,
     Outcome,
+    check_given_up,
+    check_never_a_run,
 )
 from celery_anarchon.backends.sqloverlap import Overlaps, may_not_overlap, terms_of
 from celery_anarchon.backends.sqlstore import SqlStore, chunks
@@ -31,6 +31,7 @@ from celery_anarchon.model import Answer, Millis, Run, RunState
 
 _CLAIMED = str(RunState.CLAIMED)
 _WAITING = str(RunState.WAITING)
+_WON = ClaimResult(Answer.WON)
 _CONFIRMED = frozenset({str(RunState.DISPATCHED), str(RunState.QUEUED)})
 
 _Key = tuple[str, Millis]
@@ -52,7 +53,7 @@ class SqlClaims(SqlStore):
             tight = {request.job for request in asked if may_not_overlap(request)}
             plain = sorted((request for request in asked if request.job not in tight), key=key_of)
             won = self._claim_new(connection, [request for request in plain if request.slot <= latest], now)
-            others = [request for request in asked if won.get(key_of(request)) != request.owner]
+            others = [request for request in asked if won.get((request.job, request.slot)) != request.owner]
             known = self._known(connection, others)
             # A waiting slot is claimed like one that may not overlap, whoever asks.
             tight |= {row.job for row in known.values() if row.state == _WAITING}
@@ -70,11 +71,11 @@ class SqlClaims(SqlStore):
             renewed = self._renew(connection, sorted(held, key=key_of), now)
 
         def answer(number: int, request: ClaimRequest) -> ClaimResult:
-            key, owner = key_of(request), request.owner
+            key, owner = (request.job, request.slot), request.owner
             if request.slot <= floors.get(request.job, LOWEST):
                 return ClaimResult(Answer.TOO_OLD)
             if won.get(key) == owner:
-                return ClaimResult(Answer.WON)
+                return _WON
             if (key, owner) in renewed:
                 return ClaimResult(Answer.WON, renewed[key, owner])
             if number in overlaps:
@@ -95,7 +96,7 @@ class SqlClaims(SqlStore):
         if any(request.terms is not None for request in requests):
             statement = self._sql.claim_followed
             rows = [(*row, *terms_of(request)) for row, request in zip(rows, requests, strict=True)]
-        return {key_of(row): row.owner for row in self._execute(connection, statement, rows, now=now)}
+        return {(row.job, row.slot): row.owner for row in self._execute(connection, statement, rows, now=now)}
 
     def _overlaps(
         self,
@@ -163,9 +164,7 @@ class SqlClaims(SqlStore):
         return self._end(statement, confirmations, rows, [_CONFIRMED] * len(rows))
 
     def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
-        for ending in endings:
-            if ending.state not in GIVEN_UP:
-                raise ValueError(f"a claim cannot be given up as {ending.state}")
+        check_given_up(endings)
         rows = [(*_hold(ending), str(ending.state), ending.reason) for ending in endings]
         return self._end(self._sql.give_up, endings, rows, [frozenset({str(ending.state)}) for ending in endings])
 
@@ -201,9 +200,7 @@ class SqlClaims(SqlStore):
         return [key_of(hold) in open_again and _hold(hold) in before for hold in holds]
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            if outcome.state not in NEVER_A_RUN:
-                raise ValueError(f"{outcome.state} is no state of a slot that never became a run")
+        check_never_a_run(outcomes)
         if not outcomes:
             return
         with self._writing() as connection:

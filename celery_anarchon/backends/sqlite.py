@@ -16,18 +16,20 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Table, cast, func
+from sqlalchemy import CTE, BigInteger, ColumnElement, Connection, CursorResult, Engine, Table, cast, func
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.types import TypeEngine
 
 from celery_anarchon.backends import libsql
 from celery_anarchon.backends.base import Traits
 from celery_anarchon.backends.sql import NoTables, SqlBackend, Unusable
 from celery_anarchon.backends.sqliteconnections import File, HandedConnection, HandedEngine, is_busy, words
+from celery_anarchon.backends.sqlvalues import Values, given
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
@@ -72,6 +74,7 @@ class SqliteBackend(SqlBackend):
         early_tolerance: Millis = 5_000,
     ) -> None:
         super().__init__(table, early_tolerance=early_tolerance)
+        self._values = Values(self._compiler())
         self.busy_timeout = parse_duration(busy_timeout, "busy_timeout") / 1000
         self._clock_here = SystemClock()
         self._source: Any = _source(database, auth_token, self)
@@ -158,6 +161,14 @@ class SqliteBackend(SqlBackend):
 
     def _insert(self, table: Table) -> Any:
         return sqlite_dialect.insert(table)
+
+    def _given(self, **columns: TypeEngine[Any]) -> CTE:
+        return given(**columns)
+
+    def _execute_with(
+        self, connection: Connection, statement: Any, rows: Sequence[tuple[Any, ...]], values: dict[str, Any]
+    ) -> CursorResult[Any]:
+        return self._values.execute(connection, statement, rows, values)
 
     def _compiler(self) -> Any:
         return sqlite_dialect.dialect()

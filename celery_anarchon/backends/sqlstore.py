@@ -16,14 +16,12 @@ from sqlalchemy import (
     CTE,
     ColumnElement,
     Connection,
+    CursorResult,
     Row,
     Table,
     Text,
-    bindparam,
     inspect,
-    literal_column,
     select,
-    text,
 )
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
@@ -99,20 +97,15 @@ class SqlStore(LeaseBackend):
     def _insert(self, table: Table) -> Any:
         """The dialect's INSERT, which knows ON CONFLICT."""
 
+    @abc.abstractmethod
     def _given(self, **columns: TypeEngine[Any]) -> CTE:
-        """A table of the rows that a statement is executed with; its parameters are those of :meth:`_rows`."""
-        # A join, because SQLite walks the whole table for (job, slot) IN (VALUES ...). Core's own VALUES would be
-        # compiled anew for each number of rows; an expanding parameter is not, and no construct takes one as a table.
-        names = (
-            literal_column(f"column{number}", type_).label(name)
-            for number, (name, type_) in enumerate(columns.items(), 1)
-        )
-        rows = text(":rows AS given_rows").bindparams(bindparam("rows", expanding=True))
-        return select(*names).select_from(rows).cte("given")
+        """A table of the rows that :meth:`_execute_with` is given."""
 
-    def _rows(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-        """The parameters that make a :meth:`_given` of *rows*."""
-        return {"rows": rows}
+    @abc.abstractmethod
+    def _execute_with(
+        self, connection: Connection, statement: Any, rows: Sequence[tuple[Any, ...]], values: dict[str, Any]
+    ) -> CursorResult[Any]:
+        """Execute a *statement* over a :meth:`_given` with *rows*, and with *values* for its other parameters."""
 
     def _patiently(self, step: Callable[[], _T]) -> _T:
         """Do *step*; again and again where a store answers "busy" to what is only read."""
@@ -120,10 +113,8 @@ class SqlStore(LeaseBackend):
 
     def _floors(self, connection: Connection, jobs: Iterable[str]) -> dict[str, Millis]:
         """The floors of *jobs*. A dialect whose transactions run side by side locks these jobs until the commit."""
-        floors: dict[str, Millis] = {}
-        for some in chunks(sorted(set(jobs))):
-            floors.update((job, floor) for job, floor in connection.execute(self._sql.floors, {"the_jobs": some}))
-        return floors
+        found = self._execute(connection, self._sql.floors, [(job,) for job in sorted(set(jobs))])
+        return {row.job: row.floor for row in found}
 
     def _lock_runs(self, connection: Connection, keys: Iterable[tuple[str, Millis]]) -> None:
         """A dialect whose transactions run side by side locks these runs, as far as they may change, in one order for
@@ -258,13 +249,18 @@ class SqlStore(LeaseBackend):
     def _writing(self) -> Iterator[Connection]:
         with self._calling() as connection:
             self._begin(connection)
-            try:
+            with self._undone_on_error(connection):
                 yield connection
-            except BaseException:
-                with suppress(SQLAlchemyError):
-                    connection.exec_driver_sql("ROLLBACK")
-                raise
             self._commit(connection)
+
+    @contextmanager
+    def _undone_on_error(self, connection: Connection) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with suppress(SQLAlchemyError):
+                connection.exec_driver_sql("ROLLBACK")
+            raise
 
     @contextmanager
     def _calling(self) -> Iterator[Connection]:
@@ -280,7 +276,7 @@ class SqlStore(LeaseBackend):
         """The rows that *statement* returns for the given ones, if it returns any."""
         found: list[Row[Any]] = []
         for some in chunks(rows, _VALUES_AT_ONCE // len(rows[0]) if rows else 1):
-            result = connection.execute(statement, {**self._rows(some), **values})
+            result = self._execute_with(connection, statement, some, values)
             if result.returns_rows:
                 # fetchall: SQLite cannot commit while rows of a RETURNING are still to come.
                 found += result.fetchall()

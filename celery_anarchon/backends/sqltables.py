@@ -189,7 +189,8 @@ class Statements:
         self.now = select(dialect._clock())
         # From a table, so that the answer comes from the store and not from its driver.
         self.ping = self.now.select_from(tables.meta).limit(1)
-        self.floors = select(jobs.c.job, jobs.c.floor).where(jobs.c.job.in_(the_jobs), jobs.c.floor.is_not(None))
+        floored = given(job=text)
+        self.floors = select(jobs.c.job, jobs.c.floor).where(jobs.c.job == floored.c.job, jobs.c.floor.is_not(None))
 
         def claim(*terms: str) -> Any:
             asked: dict[str, TypeEngine[Any]] = {"job": text, "slot": BigInteger(), "owner": text, "beat": text}

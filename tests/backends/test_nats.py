@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from servers import Server, free_port
+from support import appending
 from support.certificates import certificate
 from support.contenders import contend
 from support.lines import Line
 from support.nats_servers import PUBLISHING, NatsServer, binary, nats_cluster, nats_server
+from support.planning import plans_within
 from support.waiting import wait_for
 
-from celery_anarchon.backends.base import Confirmation, Keep, Outcome
+from celery_anarchon.backends.base import Confirmation, Keep
 from celery_anarchon.backends.nats import NatsBackend
 from celery_anarchon.backends.registry import backend_from_url
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
-from celery_anarchon.model import Answer, RunState
-from celery_anarchon.testing.harness import ask, claim, claim_all, confirm, give_up
+from celery_anarchon.model import Answer
+from celery_anarchon.testing.harness import ask, claim, claim_all
 
 Connect = Callable[..., NatsBackend]
 HOURS_2 = {"duplicate_window": "2h"}
@@ -136,7 +139,7 @@ def test_the_horizon_holds_across_a_restart(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         client = NatsBackend(server.url, duplicate_window=5, early_tolerance=500)
         client.open("app")
-        assert client.traits.horizon == 4_000
+        plans_within(client.traits, 4)
         slot = client.now()
         assert claim(client, "job", slot, "a") is Answer.WON
         server.restart(kill=True)
@@ -150,6 +153,13 @@ def test_the_horizon_holds_across_a_restart(tmp_path: Path) -> None:
         wait_for(over, "a slot that is too old", 60)
         assert set(answers) <= {Answer.TAKEN, Answer.TOO_OLD}
         client.close()
+        # Who would plan by another window after the restart is refused.
+        with pytest.raises(LayoutMismatch, match="duplicate_window is 5 s, and this beat wants 300 s"):
+            NatsBackend(server.url).open("app")
+        again = NatsBackend(server.url, duplicate_window=5, early_tolerance=500)
+        again.open("app")
+        plans_within(again.traits, 4)
+        again.close()
 
 
 def test_a_claim_outlives_the_window_in_its_stream(connect: Connect) -> None:
@@ -250,29 +260,7 @@ def test_a_server_without_jetstream(tmp_path: Path) -> None:
 
 
 def test_history_with_three_readers_at_once(connect: Connect) -> None:
-    client = connect(**HOURS_2)
-    base = client.now() - 3_600_000
-    slots = [base + number for number in range(150)]
-    client.confirm([Confirmation(job="job", slot=slot, owner="a", attempt=1, late=3) for slot in slots])
-    client.record([Outcome(job="job", slot=base + 5_000, state=RunState.SKIPPED, reason="paused")])
-    assert give_up(client, "job", base + 4_000, "a")
-    right = [base + 5_000, base + 4_000, *reversed(slots)]
-    readers = [connect(**HOURS_2) for _ in range(3)]
-    found: dict[int, list[Any]] = {0: [], 1: [], 2: []}
-
-    def read(number: int) -> None:
-        for _ in range(2):
-            found[number].append([round(run.slot.timestamp() * 1000) for run in readers[number].history("job", 9_999)])
-            last = readers[number].last_run("job")
-            found[number].append(last and round(last.slot.timestamp() * 1000))
-
-    crowd = [threading.Thread(target=read, args=(number,)) for number in found]
-    for thread in crowd:
-        thread.start()
-    for thread in crowd:
-        thread.join()
-    for number in found:
-        assert found[number] == [right, slots[-1]] * 2
+    appending.history_with_three_readers_at_once(partial(connect, **HOURS_2), 150)
 
 
 def test_one_history_size_for_all_jobs_the_largest(connect: Connect) -> None:
@@ -293,38 +281,14 @@ def test_one_history_size_for_all_jobs_the_largest(connect: Connect) -> None:
 
 
 def test_a_claim_without_an_end_is_in_the_history(connect: Connect) -> None:
-    """The beat that won it has died: somebody will want to know."""
-    client = connect()
-    now = client.now()
-    assert claim(client, "job", now, "a") is Answer.WON
-    run = connect().history("job", 1)[0]
-    assert (run.state, run.beat) == (RunState.CLAIMED, "beat") and run.claimed_at is not None
-    assert client.last_run("job") is None
-    assert confirm(client, "job", now, "a", late=1_500)
-    run = connect().history("job", 1)[0]
-    assert (run.state, run.beat, run.late) == (RunState.DISPATCHED, "beat", 1.5)
+    appending.a_claim_without_an_end_is_in_the_history(connect)
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
 def test_eight_open_an_empty_namespace_at_once(connect: Connect) -> None:
-    start = threading.Barrier(8)
-    failures: list[BaseException] = []
-
-    def opens() -> None:
-        try:
-            start.wait()
-            connect()
-        except BaseException as error:
-            failures.append(error)
-
-    crowd = [threading.Thread(target=opens) for _ in range(8)]
-    for thread in crowd:
-        thread.start()
-    for thread in crowd:
-        thread.join()
-    assert not failures
+    appending.eight_open_an_empty_namespace_at_once(connect)
 
 
 def test_a_reader_makes_nothing(server: NatsServer, namespace: str) -> None:

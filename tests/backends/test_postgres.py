@@ -444,6 +444,32 @@ def test_a_beat_that_freezes_inside_a_transaction_keeps_nothing(
     assert error is not None
 
 
+def test_a_look_at_tables_that_somebody_keeps_locked_ends(
+    server: Postgres, namespace: str, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration tool, or a VACUUM FULL, must not stop a beat for as long as it takes."""
+    monkeypatch.setattr(postgres, "_LOCK_TIMEOUT", 200)
+    with server.client() as lender, server.client() as locker:
+        # On a connection of the app nothing else would end the wait.
+        backends = opened(), opened(lender)
+        looks: list[Callable[[PostgresBackend], Any]] = [
+            lambda backend: backend.history("job", 10),
+            lambda backend: backend.last_run("job"),
+            lambda backend: backend.lapsed(10),
+            lambda backend: backend.now(),
+            lambda backend: backend.beats(60_000),
+        ]
+        with locker.transaction():
+            for table in ("", "_meta", "_beats"):
+                locker.execute(f"lock table {namespace}{table} in access exclusive mode")
+            for backend in backends:
+                for look in looks:
+                    error = raised_by(lambda: look(backend))  # noqa: B023
+                    assert isinstance(error, BackendUnavailable) and "kept the tables locked" in str(error)
+        for backend in backends:
+            assert [bool(look(backend)) for look in looks] == [False, False, False, True, False]
+
+
 def test_the_number_of_statements_does_not_grow_with_the_batch(opened: Any) -> None:
     backend = opened()
     slot = base(backend)

@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 from kombu import Connection
 from servers import free_port
+from support import appending
 from support.certificates import certificate
 from support.contenders import contend
 from support.lines import Line
+from support.planning import plans_within
 from support.rabbitmq_servers import PUBLISHING, RabbitServer, rabbitmq_server
 from support.waiting import wait_for
 
-from celery_anarchon.backends.base import Confirmation, Keep, Outcome
+from celery_anarchon.backends.base import Confirmation, Keep
 from celery_anarchon.backends.rabbitmq import RabbitMQBackend
 from celery_anarchon.backends.registry import backend_from_url
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, RunState
-from celery_anarchon.testing.harness import claim, confirm, give_up
+from celery_anarchon.testing.harness import claim, confirm
 
 STRATEGIES = ("queue", "stream")
 Connect = Callable[..., RabbitMQBackend]
@@ -243,7 +245,7 @@ def test_the_horizon_holds_across_a_restart(tmp_path: Path, strategy: str) -> No
         options: dict[str, Any] = {"strategy": strategy, "slot_ttl": 15, "early_tolerance": 500}
         client = RabbitMQBackend(server.url, **options)
         client.open("app")
-        assert client.traits.horizon == 12_000
+        plans_within(client.traits, 12)
         slot = client.now()
         assert claim(client, "job", slot, "a") is Answer.WON
         client.close()
@@ -263,7 +265,11 @@ def test_the_horizon_holds_across_a_restart(tmp_path: Path, strategy: str) -> No
 
         wait_for(over, "a slot that is too old", 120)
         assert set(answers) <= {Answer.TAKEN, Answer.TOO_OLD}
+        plans_within(other.traits, 12)
         other.close()
+        # Who would plan by another window after the restart is refused.
+        with pytest.raises(LayoutMismatch, match="slot_ttl=15000ms, and this one slot_ttl=300000ms"):
+            RabbitMQBackend(server.url, strategy=strategy).open("app")
 
 
 def test_another_slot_ttl_or_strategy_or_app_is_refused(connect: Connect) -> None:
@@ -279,29 +285,7 @@ def test_another_slot_ttl_or_strategy_or_app_is_refused(connect: Connect) -> Non
 
 
 def test_history_with_three_readers_at_once(connect: Connect) -> None:
-    client = connect(slot_ttl="2h")
-    base = client.now() - 3_600_000
-    slots = [base + number for number in range(600)]
-    client.confirm([Confirmation(job="job", slot=slot, owner="a", attempt=1, late=3) for slot in slots])
-    client.record([Outcome(job="job", slot=base + 5_000, state=RunState.SKIPPED, reason="paused")])
-    assert give_up(client, "job", base + 4_000, "a")
-    right = [base + 5_000, base + 4_000, *reversed(slots)]
-    readers = [connect(slot_ttl="2h") for _ in range(3)]
-    found: dict[int, list[Any]] = {0: [], 1: [], 2: []}
-
-    def read(number: int) -> None:
-        for _ in range(3):
-            found[number].append([round(run.slot.timestamp() * 1000) for run in readers[number].history("job", 9_999)])
-            last = readers[number].last_run("job")
-            found[number].append(last and round(last.slot.timestamp() * 1000))
-
-    crowd = [threading.Thread(target=read, args=(number,)) for number in found]
-    for thread in crowd:
-        thread.start()
-    for thread in crowd:
-        thread.join()
-    for number in found:
-        assert found[number] == [right, slots[-1]] * 3
+    appending.history_with_three_readers_at_once(partial(connect, slot_ttl="2h"), 600)
 
 
 def test_history_size_is_kept(connect: Connect) -> None:
@@ -318,17 +302,7 @@ def test_history_size_is_kept(connect: Connect) -> None:
 
 
 def test_a_claim_without_an_end_is_in_the_history(connect: Connect) -> None:
-    """The beat that won it has died: somebody will want to know."""
-    client = connect()
-    now = client.now()
-    assert claim(client, "job", now, "a") is Answer.WON
-    run = connect().history("job", 1)[0]
-    assert (run.state, run.beat) == (RunState.CLAIMED, "beat") and run.claimed_at is not None
-    assert client.last_run("job") is None
-    assert confirm(client, "job", now, "a", late=1_500)
-    run = connect().history("job", 1)[0]
-    assert (run.state, run.beat, run.late) == (RunState.DISPATCHED, "beat", 1.5)
-    assert run.claimed_at is not None and run.sent_at is not None
+    appending.a_claim_without_an_end_is_in_the_history(connect)
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -336,22 +310,7 @@ def test_a_claim_without_an_end_is_in_the_history(connect: Connect) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_eight_open_an_empty_namespace_at_once(connect: Connect, strategy: str) -> None:
-    start = threading.Barrier(8)
-    failures: list[BaseException] = []
-
-    def opens() -> None:
-        try:
-            start.wait()
-            connect(strategy=strategy)
-        except BaseException as error:
-            failures.append(error)
-
-    crowd = [threading.Thread(target=opens) for _ in range(8)]
-    for thread in crowd:
-        thread.start()
-    for thread in crowd:
-        thread.join()
-    assert not failures
+    appending.eight_open_an_empty_namespace_at_once(partial(connect, strategy=strategy))
 
 
 def test_a_reader_makes_nothing(server: RabbitServer, namespace: str) -> None:

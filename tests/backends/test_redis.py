@@ -62,24 +62,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Private]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Private]:
-    """A server of this test alone."""
-    with private_server(tmp_path / "own") as running:
-        yield running
-
-
-@pytest.fixture
-def prefix() -> str:
-    return f"t{uuid.uuid4().hex[:10]}:"
-
-
 @contextmanager
 def opened(server: Any, prefix: str, kind: Any = RedisBackend, **options: Any) -> Iterator[RedisBackend]:
     backend = kind(server, prefix=prefix, **options)

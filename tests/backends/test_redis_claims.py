@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
-from support.redis_servers import Private, private_server, wanted
+from support.planning import planned
+from support.redis_servers import Cluster, Private, cluster, private_server, wanted
 
 from celery_anarchon.backends.base import Keep, LeaseBackend
 from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend
+from celery_anarchon.backends.redis.cluster import hash_slot
 from celery_anarchon.backends.redis.store import Keys, encoded
 from celery_anarchon.backends.registry import backend_from
-from celery_anarchon.entries import JobFactory
 from celery_anarchon.errors import ConfigurationError, LayoutMismatch, OptionError
 from celery_anarchon.model import Answer, RunState
 from celery_anarchon.testing.harness import ask, claim, claim_all, confirm, raised_by, record
@@ -38,19 +38,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Private]:
 
 
 @pytest.fixture(scope="module")
+def newest_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Redis 8.6."""
+    with cluster(tmp_path_factory.mktemp("cluster86"), "redis86") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Private]:
     """Redis 8.6."""
     with private_server(tmp_path_factory.mktemp("redis86"), "redis86") as running:
         yield running
 
 
-@pytest.fixture
-def prefix() -> str:
-    return f"t{uuid.uuid4().hex[:10]}:"
-
-
 @contextmanager
-def opened(server: Private, prefix: str, strategy: Any, **options: Any) -> Iterator[Any]:
+def opened(server: Private | Cluster, prefix: str, strategy: Any, **options: Any) -> Iterator[Any]:
     backend: Any = RedisBackend(server.url, strategy, prefix, **options)
     try:
         backend.open("app")
@@ -131,10 +133,7 @@ def test_options_of_a_strategy_in_a_url_that_does_not_name_it() -> None:
 
 
 def job(strategy: Any, every: float = 60, **options: Any) -> Any:
-    """As a scheduler makes it at its start, before any claim."""
-    factory = JobFactory(Celery("app", set_as_current=False), RedisBackend(strategy=strategy).traits)
-    entry = factory.entry("export", {"task": "t", "schedule": every, "options": {"anarchon": options}})
-    return factory.job(entry)
+    return planned(RedisBackend(strategy=strategy).traits, every, **options)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +468,7 @@ def settings_of(client: Any, stream: bytes) -> tuple[int, int]:
 
 
 def contend(
-    server: Private,
+    server: Private | Cluster,
     prefix: str,
     strategy: Any,
     jobs: dict[str, Any],
@@ -509,14 +508,22 @@ def contend(
     return winners
 
 
-def test_forty_fresh_streams_and_eight_contenders(newest: Private, prefix: str) -> None:
+@pytest.mark.parametrize("servers", ["newest", "newest_nodes"])
+def test_forty_fresh_streams_and_eight_contenders(servers: str, prefix: str, request: Any) -> None:
     """Set up after its first entry, a stream forgets it: 30 of 90 slots were won twice."""
+    server = request.getfixturevalue(servers)
     names = [f"job {number}" for number in range(40)]
-    winners = contend(newest, prefix, IDMP, {name: range(3) for name in names}, contenders=8)
+    winners = contend(server, prefix, IDMP, {name: range(3) for name in names}, contenders=8)
     assert len(winners) == 120
     assert {slot: owners for slot, owners in winners.items() if len(owners) != 1} == {}
-    with newest.client() as client:
-        assert {settings_of(client, Keys(prefix).claims(encoded(name))) for name in names} == {(10_800, 500)}
+    nodes = set()
+    for name in names:
+        stream = Keys(prefix).claims(encoded(name))
+        node = server.node_of(hash_slot(stream)) if isinstance(server, Cluster) else server
+        nodes.add(node.port)
+        with node.client() as client:
+            assert settings_of(client, stream) == (10_800, 500)
+    assert len(nodes) == (3 if isinstance(server, Cluster) else 1)
 
 
 def test_a_stream_that_is_set_otherwise_is_refused_and_left_as_it_is(newest: Private, prefix: str) -> None:

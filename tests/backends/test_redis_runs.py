@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from support.redis_servers import Cluster, Private, Proxy, cluster, private_server, replicated, wait_for
+from support.redis_servers import Cluster, Private, Proxy, private_server, replicated, wait_for
 
 from celery_anarchon.backends.base import Hold, Keep, LapsedClaim, Takeover, Terms
 from celery_anarchon.backends.redis import RedisBackend, records
@@ -55,23 +54,6 @@ START, DUPLICATE = GateAnswer.START, GateAnswer.DUPLICATE
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Private]:
     with private_server(tmp_path_factory.mktemp("redis")) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Private]:
-    with private_server(tmp_path / "own") as running:
-        yield running
-
-
-@pytest.fixture
-def prefix() -> str:
-    return f"t{uuid.uuid4().hex[:10]}:"
 
 
 @contextmanager

@@ -722,6 +722,21 @@ def test_the_number_of_statements_does_not_grow_with_the_batch(path: Path, opene
     assert max(counts["won"]) <= 5 and max(counts["taken"]) <= 7, counts
 
 
+def test_a_statement_is_rendered_once_for_each_number_of_rows(path: Path, opened: Any) -> None:
+    """For a large batch the text of its rows costs as much as the batch."""
+    backend = opened(path)
+    slot = base(backend)
+
+    def texts(count: int, offset: int) -> list[str]:
+        requests = [ask(f"job {number}", slot + offset, "a") for number in range(count)]
+        return [text for text in statements(backend, lambda: backend.claim(requests)) if "VALUES" in text]
+
+    first, second, third = texts(40, 0), texts(40, 1), texts(41, 2)
+    assert len(first) >= 2
+    assert all(one is other for one, other in zip(first, second, strict=True))
+    assert not set(first) & set(third)
+
+
 def test_a_batch_of_ten_thousand(path: Path, opened: Any) -> None:
     """More rows than one statement can have parameters for."""
     backend = opened(path)

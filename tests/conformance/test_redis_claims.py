@@ -21,7 +21,8 @@ def server(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         return
     folder = tmp_path_factory.mktemp("server")
     flavour = request.cls.flavour
-    with cluster(folder) if flavour == "cluster" else private_server(folder, flavour) as running:
+    clustered, _, its_flavour = flavour.rpartition("-")
+    with (cluster if clustered else private_server)(folder, its_flavour) as running:
         request.cls.harness_class.server = running
         yield
 
@@ -43,7 +44,7 @@ class OnOne(OnServer):
 
 def suite_on(flavour: str, harness: type[Any], base: type[Any] = OnServer, *mixed_in: type[Any]) -> Any:
     """The suite for one strategy on one server. A harness class of its own, which knows its server."""
-    own = type(f"{harness.__name__}On{flavour}", (*mixed_in, harness), {})
+    own = type(f"{harness.__name__}On{flavour.replace('-', '')}", (*mixed_in, harness), {})
     return type(
         f"Test{harness.__name__}On{flavour}",
         (base,),
@@ -59,8 +60,8 @@ TestScriptRedis7 = suite_on("redis7", ScriptHarness, OnOne)
 TestStreamIdRedis7 = suite_on("redis7", StreamIdHarness, OnOne)
 
 if sys.version_info[:2] == (3, 11):
-    TestScriptCluster = suite_on("cluster", ScriptHarness, OnServer, OnCluster)
-    TestStreamIdCluster = suite_on("cluster", StreamIdHarness, OnServer, OnCluster)
+    TestScriptCluster = suite_on("cluster-redis7", ScriptHarness, OnServer, OnCluster)
+    TestStreamIdCluster = suite_on("cluster-redis7", StreamIdHarness, OnServer, OnCluster)
 
 if wanted("redis6"):
     TestScriptRedis6 = suite_on("redis6", ScriptHarness)
@@ -80,3 +81,4 @@ if wanted("valkey9"):
 
 if wanted("redis86"):
     TestIdmpRedis86 = suite_on("redis86", IdmpHarness, OnOne)
+    TestIdmpCluster = suite_on("cluster-redis86", IdmpHarness, OnServer, OnCluster)

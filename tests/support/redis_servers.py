@@ -186,7 +186,7 @@ class Cluster:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[Cluster]:
+def cluster(folder: Path, flavour: str = "redis7") -> Iterator[Cluster]:
     """Three masters, no replicas."""
     with ExitStack() as stack:
         nodes = []
@@ -201,7 +201,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
                 "--cluster-node-timeout",
                 "2000",
             )
-            nodes.append((stack.enter_context(private_server(folder / str(number), options=options)), bus))
+            nodes.append((stack.enter_context(private_server(folder / str(number), flavour, options)), bus))
         bounds = [0, 5461, 10923, 16384]
         for number, (node, _) in enumerate(nodes):
             with node.client() as client:

@@ -20,35 +20,11 @@ import base64
 import json
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from celery_anarchon import wire
-from celery_anarchon.backends.base import (
-    GIVEN_UP,
-    NEVER_A_RUN,
-    ClaimBackend,
-    ClaimRequest,
-    ClaimResult,
-    Confirmation,
-    GivenUp,
-    Hold,
-    Keep,
-    Outcome,
-    Traits,
-)
-from celery_anarchon.backends.claimonly import (
-    Entry,
-    Memory,
-    check_tolerance,
-    claimed,
-    decode,
-    encode,
-    ended,
-    recorded,
-    remembered,
-    runs,
-)
+from celery_anarchon.backends.base import ClaimRequest, Keep, Traits
+from celery_anarchon.backends.claimonly import AppendingStore, Entry, claimed, decode, encode, runs
 from celery_anarchon.backends.nats.connection import (
     CALL_TIMEOUT,
     Away,
@@ -58,9 +34,8 @@ from celery_anarchon.backends.nats.connection import (
     Refusal,
     translated,
 )
-from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import ConfigurationError, LayoutMismatch, OutcomeUnknown
-from celery_anarchon.model import Answer, Millis, Run, RunState
+from celery_anarchon.model import Answer, Millis, Run
 
 logger = logging.getLogger("celery_anarchon.backend")
 
@@ -85,10 +60,12 @@ _AT_ONCE = 200
 """Questions that are under way together."""
 
 
-class NatsStore(ClaimBackend):
+class NatsStore(AppendingStore):
     """Everything but the constructor that people see."""
 
     name = "nats"
+    window_option = "duplicate_window"
+    own_namespace = "stream=... and prefix=..."
     traits = Traits(
         leases=False,
         horizon=240_000,
@@ -120,17 +97,13 @@ class NatsStore(ClaimBackend):
         for name, number, least in (("history_size", history_size, 1), ("replicas", replicas, 1)):
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise ConfigurationError(f"{name}={number!r}: give a number, {least} or more")
+        super().__init__(duplicate_window, early_tolerance)
         self.namespace = f"{stream}/{prefix}"
-        self.early_tolerance = early_tolerance
-        self._window, self._horizon = remembered(duplicate_window, "duplicate_window", early_tolerance)
-        self.traits = replace(type(self).traits, horizon=self._horizon)
         self._stream, self._history = stream, f"{stream}_HISTORY"
         self._prefix = prefix
         self._size = history_size
         self._replicas = replicas
         self._connection = connection
-        self._clock = SystemClock()
-        self._memory = Memory(self._window)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -138,7 +111,7 @@ class NatsStore(ClaimBackend):
         return f"nats {self._connection.text}, stream {self._stream}, prefix {self._prefix}"
 
     def open(self, app_name: str, *, create: bool = True) -> None:
-        check_tolerance("duplicate_window", self._window, self._horizon, self.early_tolerance)
+        self._check_tolerance()
         self._connection.reopen()
 
         async def work(line: Line) -> None:
@@ -216,16 +189,7 @@ class NatsStore(ClaimBackend):
             charter = {}
         if "layout" not in charter:
             raise ConfigurationError(f"stream {name} is not celery-anarchon's; set stream=... to give it another name")
-        if charter["layout"] > wire.LAYOUT_VERSION:
-            raise LayoutMismatch(
-                f"{self.describe()}: layout {charter['layout']} was written by a newer celery-anarchon; this one knows "
-                f"{wire.LAYOUT_VERSION}: upgrade this process"
-            )
-        if charter.get("app") != app_name:
-            raise LayoutMismatch(
-                f"namespace {self.namespace}: belongs to app {charter.get('app')}, and this is app {app_name}; set "
-                "stream=... and prefix=... to give this app its own"
-            )
+        self._check_charter(charter, app_name)
         theirs, mine = ((one.get("duplicate_window") or 0) / 1e9 for one in (found, wanted))
         for what, one, other in (
             ("duplicate_window", f"{theirs:g} s", f"{mine:g} s"),
@@ -265,29 +229,16 @@ class NatsStore(ClaimBackend):
 
     # --- claims -------------------------------------------------------------------------------------------------------
 
-    def claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        now = self._clock.wall()
-        answers = [self._by_clock(request, now) for request in requests]
-        asked = [number for number, answer in enumerate(answers) if answer is Answer.UNKNOWN]
-        if asked:
+    def _ask(self, requests: Sequence[ClaimRequest], now: Millis) -> list[Answer]:
+        async def work(line: Line) -> list[Any]:
+            return await _gather([self._claim(line, request, now) for request in requests])
 
-            async def work(line: Line) -> list[Any]:
-                return await _gather([self._claim(line, requests[number], now) for number in asked])
-
-            replies = self._run(work, writes=True)
-            self._raise_if_all_failed(replies)
-            for number, reply in zip(asked, replies, strict=True):
-                if isinstance(reply, Answer):
-                    answers[number] = reply
-        for request, answer in zip(requests, answers, strict=True):
-            if answer is Answer.WON and self._memory.find(request.job, request.slot, request.owner) is None:
-                self._memory.add(claimed(request, now))
-        return [ClaimResult(answer) for answer in answers]
-
-    def _by_clock(self, request: ClaimRequest, now: Millis) -> Answer:
-        if request.slot > now + self.early_tolerance:
-            return Answer.TOO_EARLY
-        return Answer.TOO_OLD if request.slot <= now - self._horizon else Answer.UNKNOWN
+        replies = self._run(work, writes=True)
+        self._raise_if_all_failed(replies)
+        answers = [reply if isinstance(reply, Answer) else Answer.UNKNOWN for reply in replies]
+        # The claims are in the history as they are.
+        self._remember(requests, answers, now)
+        return answers
 
     async def _claim(self, line: Line, request: ClaimRequest, now: Millis) -> Answer:
         name = wire.store_name(request.job, NAME_LIMIT)
@@ -326,33 +277,7 @@ class NatsStore(ClaimBackend):
             raise
         return decode(base64.b64decode(reply["message"].get("data", "")))
 
-    def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
-        return self._end(confirmations)
-
-    def abandon(self, holds: Sequence[Hold]) -> list[bool]:
-        """A claim cannot be given to others."""
-        self.now()
-        return [False] * len(holds)
-
-    def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
-        for ending in endings:
-            if ending.state not in GIVEN_UP:
-                raise ValueError(f"a claim cannot be given up as {ending.state}")
-        return self._end(endings)
-
-    def _end(self, endings: Sequence[Confirmation | GivenUp]) -> list[bool]:
-        now = self._clock.wall()
-        self._append([ended(one, now, self._memory.find(one.job, one.slot, one.owner)) for one in endings])
-        return [True] * len(endings)
-
     # --- history ------------------------------------------------------------------------------------------------------
-
-    def record(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            if outcome.state not in NEVER_A_RUN:
-                raise ValueError(f"{outcome.state} is no state of a slot that never became a run")
-        now = self._clock.wall()
-        self._append([recorded(outcome, now) for outcome in outcomes])
 
     def tidy(self, keeps: Sequence[Keep]) -> int:
         """The stream drops what is too much by itself; here it learns of a job that wants more."""
@@ -363,12 +288,6 @@ class NatsStore(ClaimBackend):
 
         self._run(work, writes=True)
         return 0
-
-    def history(self, job: str, limit: int) -> list[Run]:
-        return self._read(job)[: max(limit, 0)]
-
-    def last_run(self, job: str) -> Run | None:
-        return next((run for run in self._read(job) if run.state is RunState.DISPATCHED), None)
 
     def _append(self, entries: Sequence[Entry]) -> None:
         async def append(line: Line, entry: Entry) -> None:

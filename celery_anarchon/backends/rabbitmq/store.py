@@ -15,37 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 from celery_anarchon import wire
-from celery_anarchon.backends.base import (
-    GIVEN_UP,
-    NEVER_A_RUN,
-    ClaimBackend,
-    ClaimRequest,
-    ClaimResult,
-    Confirmation,
-    GivenUp,
-    Hold,
-    Keep,
-    Outcome,
-    Traits,
-)
-from celery_anarchon.backends.claimonly import (
-    Entry,
-    Memory,
-    check_tolerance,
-    claimed,
-    decode,
-    encode,
-    ended,
-    recorded,
-    remembered,
-    runs,
-)
+from celery_anarchon.backends.base import ClaimRequest, Keep, Traits
+from celery_anarchon.backends.claimonly import AppendingStore, Entry, decode, encode, runs
 from celery_anarchon.backends.rabbitmq.address import Address
 from celery_anarchon.backends.rabbitmq.claims import Claims, Names, QueueClaims, StreamClaims
 from celery_anarchon.backends.rabbitmq.link import Arguments, Fate, Link, Post, Source
-from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import AnarchonError, BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
-from celery_anarchon.model import Answer, Millis, Run, RunState
+from celery_anarchon.model import Answer, Millis, Run
 
 logger = logging.getLogger("celery_anarchon.backend")
 
@@ -61,10 +37,12 @@ HISTORY = {
 META = {"x-queue-type": "stream"}
 
 
-class RabbitMQStore(ClaimBackend):
+class RabbitMQStore(AppendingStore):
     """Everything but the constructor that people see."""
 
     name = "rabbitmq"
+    window_option = "slot_ttl"
+    own_namespace = "prefix=..."
     traits = Traits(
         leases=False,
         horizon=240_000,
@@ -86,15 +64,12 @@ class RabbitMQStore(ClaimBackend):
         self._names = Names(prefix)
         if prefix.startswith("amq.") or "\n" in prefix or "\r" in prefix or not self._names.fits():
             raise ConfigurationError(f"prefix={prefix!r}: names of queues cannot begin like this, or become too long")
+        super().__init__(slot_ttl, early_tolerance)
         self.namespace = prefix
-        self.early_tolerance = early_tolerance
-        self._window, self._horizon = remembered(slot_ttl, "slot_ttl", early_tolerance)
         self._strategy = str(strategy)
         self._claims = STRATEGIES[strategy](self._names, self._window)
-        self.traits = replace(type(self).traits, horizon=self._horizon, knows_owner=self._claims.knows_owner)
+        self.traits = replace(self.traits, knows_owner=self._claims.knows_owner)
         self._source = Source(address)
-        self._clock = SystemClock()
-        self._memory = Memory(self._window)
         self._made: set[str] = set()
         """Streams that are known to be there."""
         self._sizes: dict[str, int] = {}
@@ -105,7 +80,7 @@ class RabbitMQStore(ClaimBackend):
         return f"rabbitmq {self._source.address.text}, prefix {self.namespace}, strategy {self._strategy}"
 
     def open(self, app_name: str, *, create: bool = True) -> None:
-        check_tolerance("slot_ttl", self._window, self._horizon, self.early_tolerance)
+        self._check_tolerance()
         self._source.closed = False
         try:
             self._open(app_name, create)
@@ -146,17 +121,7 @@ class RabbitMQStore(ClaimBackend):
             ) from error
 
     def _check(self, charter: dict[str, Any], app_name: str) -> None:
-        layout = charter.get("layout", 0)
-        if layout > wire.LAYOUT_VERSION:
-            raise LayoutMismatch(
-                f"{self.describe()}: layout {layout} was written by a newer celery-anarchon; this one knows "
-                f"{wire.LAYOUT_VERSION}: upgrade this process"
-            )
-        if charter.get("app") != app_name:
-            raise LayoutMismatch(
-                f"namespace {self.namespace}: belongs to app {charter.get('app')}, and this is app {app_name}; set "
-                "prefix=... to give this app its own"
-            )
+        self._check_charter(charter, app_name)
         for name, mine, shown in (
             ("strategy", self._strategy, "strategy={}"),
             ("slot_ttl", self._window, "slot_ttl={}ms"),
@@ -179,20 +144,6 @@ class RabbitMQStore(ClaimBackend):
 
     # --- claims -------------------------------------------------------------------------------------------------------
 
-    def claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        now = self._clock.wall()
-        answers = [self._by_clock(request, now) for request in requests]
-        asked = [number for number, answer in enumerate(answers) if answer is Answer.UNKNOWN]
-        if asked:
-            for number, answer in zip(asked, self._ask([requests[number] for number in asked], now), strict=True):
-                answers[number] = answer
-        return [ClaimResult(answer) for answer in answers]
-
-    def _by_clock(self, request: ClaimRequest, now: Millis) -> Answer:
-        if request.slot > now + self.early_tolerance:
-            return Answer.TOO_EARLY
-        return Answer.TOO_OLD if request.slot <= now - self._horizon else Answer.UNKNOWN
-
     def _ask(self, requests: Sequence[ClaimRequest], now: Millis) -> list[Answer]:
         answers = [Answer.UNKNOWN] * len(requests)
         try:
@@ -201,13 +152,7 @@ class RabbitMQStore(ClaimBackend):
             if all(answer is Answer.UNKNOWN for answer in answers):
                 raise
             logger.warning("%s: some claims were answered before it failed", error)
-        won = [
-            claimed(request, now)
-            for request, answer in zip(requests, answers, strict=True)
-            if answer is Answer.WON and self._memory.find(request.job, request.slot, request.owner) is None
-        ]
-        for entry in won:
-            self._memory.add(entry)
+        won = self._remember(requests, answers, now)
         try:
             self._append(won)
         except AnarchonError as error:
@@ -215,33 +160,7 @@ class RabbitMQStore(ClaimBackend):
             logger.info("claims are not in the history: %s", error)
         return answers
 
-    def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
-        return self._end(confirmations)
-
-    def abandon(self, holds: Sequence[Hold]) -> list[bool]:
-        """A claim cannot be given to others."""
-        with self._source.use(writes=False):
-            return [False] * len(holds)
-
-    def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
-        for ending in endings:
-            if ending.state not in GIVEN_UP:
-                raise ValueError(f"a claim cannot be given up as {ending.state}")
-        return self._end(endings)
-
-    def _end(self, endings: Sequence[Confirmation | GivenUp]) -> list[bool]:
-        now = self._clock.wall()
-        self._append([ended(one, now, self._memory.find(one.job, one.slot, one.owner)) for one in endings])
-        return [True] * len(endings)
-
     # --- history ------------------------------------------------------------------------------------------------------
-
-    def record(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            if outcome.state not in NEVER_A_RUN:
-                raise ValueError(f"{outcome.state} is no state of a slot that never became a run")
-        now = self._clock.wall()
-        self._append([recorded(outcome, now) for outcome in outcomes])
 
     def tidy(self, keeps: Sequence[Keep]) -> int:
         """Write down how many runs of each job are to be shown. The stream drops old entries by itself."""
@@ -252,12 +171,6 @@ class RabbitMQStore(ClaimBackend):
         self._write(posts)
         self._sizes.update({keep.job: keep.history_size for keep in news})
         return 0
-
-    def history(self, job: str, limit: int) -> list[Run]:
-        return self._read(job)[: max(limit, 0)]
-
-    def last_run(self, job: str) -> Run | None:
-        return next((run for run in self._read(job) if run.state is RunState.DISPATCHED), None)
 
     def _append(self, entries: Sequence[Entry]) -> None:
         self._write([(entry.job, encode(entry)) for entry in entries])

@@ -23,6 +23,8 @@ from celery_anarchon.backends.base import (
     Hold,
     Keep,
     Outcome,
+    check_given_up,
+    check_never_a_run,
 )
 from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE, RedisBatches
 from celery_anarchon.backends.redis.records import answer, optional, runs
@@ -117,9 +119,7 @@ class RedisClaims(RedisBatches):
         )
 
     def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
-        for ending in endings:
-            if ending.state not in GIVEN_UP:
-                raise ValueError(f"a claim cannot be given up as {ending.state}")
+        check_given_up(endings)
         return self._written(
             "give_up",
             endings,
@@ -127,9 +127,7 @@ class RedisClaims(RedisBatches):
         )
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            if outcome.state not in NEVER_A_RUN:
-                raise ValueError(f"{outcome.state} is no state of a slot that never became a run")
+        check_never_a_run(outcomes)
         self._written(
             "record", outcomes, lambda one: (one.slot, str(one.state), optional(one.reason), encoded(one.beat))
         )
@@ -153,7 +151,7 @@ class RedisClaims(RedisBatches):
     def _history(self, job: str, limit: int, *, sent_only: bool) -> list[Run]:
         name = encoded(job)
         keys = self._keys.runs(name), self._keys.slots(name)
-        call = script("claims/history")(keys, [max(limit, 0), int(sent_only), *_NO_MESSAGE])
+        call = script("history")(keys, [max(limit, 0), int(sent_only), *_NO_MESSAGE])
         return runs(self.namespace, job, self._reply([call], writes=False)[0])
 
     def tidy(self, keeps: Sequence[Keep]) -> int:
