@@ -15,7 +15,13 @@ from celery_anarchon.choice import app_name, choose_backend, own_settings
 from celery_anarchon.entries import ANY_STORE, OPTIONS_KEY
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.model import Millis, Run
-from celery_anarchon.options import Settings, check_defaults, check_job_options, scheduler_settings
+from celery_anarchon.options import (
+    THIS_STORE,
+    Settings,
+    check_defaults,
+    check_job_options,
+    scheduler_settings,
+)
 from celery_anarchon.schedules import at, cron, every, kind_of
 from celery_anarchon.wanted import DefaultOptions, Duration
 
@@ -65,9 +71,12 @@ class Anarchon(Generic[StoreT]):
             # One, however often it is made: an app factory may run twice.
             self.__dict__ = known.__dict__
             return
+        # What is written here is judged here. A store that the settings name has its say when beat starts.
+        self._traits, self._store = ANY_STORE, THIS_STORE
         if backend is not None:
-            backend_from(backend)
-        check_defaults("Anarchon(...):", option_defaults, ANY_STORE)
+            chosen = backend_from(backend)
+            self._traits, self._store = chosen.traits, chosen.name
+        check_defaults("Anarchon(...):", option_defaults, self._traits, self._store)
         self.app = app
         self.backend_given = backend
         self.option_defaults: Mapping[str, Any] = {**option_defaults}
@@ -154,7 +163,7 @@ class Anarchon(Generic[StoreT]):
             raise ConfigurationError(f"a job's name is a text of at least one character, not {name!r}")
         if name in self._names:
             raise ConfigurationError(f"job {name!r} is defined twice: its name is its identity, choose another")
-        check_job_options(name, job, kind_of(schedule, job=name), ANY_STORE)
+        check_job_options(name, job, kind_of(schedule, job=name), self._traits, self._store)
         self._names.add(name)
         called = self.app.signature(task) if isinstance(task, str) else task
         self.app.add_periodic_task(
@@ -210,7 +219,7 @@ def settings_of(app: Celery, backend: ClaimBackend) -> Settings:
 
     :raises ConfigurationError: one of them is wrong.
     """
-    return scheduler_settings(own_settings(app), backend.traits)
+    return scheduler_settings(own_settings(app), backend.traits, backend.name)
 
 
 def namespace_of(app: Celery) -> str:
