@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,10 @@ class Servers:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def keep(self, server: AbstractContextManager[Any]) -> Any:
+        """One more, which ends with these."""
+        return self._stack.enter_context(server)
 
     @cached_property
     def redis(self) -> Any:

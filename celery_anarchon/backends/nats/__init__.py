@@ -127,6 +127,8 @@ def _context(tls: Any) -> ssl.SSLContext | None:
         return tls
     if not isinstance(tls, Mapping) or set(tls) - {"ca", "cert", "key"}:
         raise ConfigurationError("tls=...: give an ssl.SSLContext, or a mapping of paths with ca, cert, key")
+    if "key" in tls and "cert" not in tls:
+        raise ConfigurationError("tls=...: key goes with cert: give both, or the latter with both in it")
     try:
         context = ssl.create_default_context(cafile=tls.get("ca"))
         if "cert" in tls:
