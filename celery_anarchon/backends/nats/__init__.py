@@ -5,6 +5,7 @@ A reader's path: :mod:`.store` (streams, claims, history), :mod:`.connection` (t
 
 from __future__ import annotations
 
+import importlib
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -104,6 +105,12 @@ def _own(servers: Any, credentials: str | None, tls: Any) -> Connection:
         raise ConfigurationError("servers=...: give a URL such as nats://host:4222, or a list of them")
     options: dict[str, Any] = {}
     if credentials is not None:
+        try:
+            importlib.import_module("nkeys")
+        except ImportError as error:
+            raise ConfigurationError(
+                'credentials=... needs the package nkeys: pip install "celery-anarchon[nats]"'
+            ) from error
         options["user_credentials"] = credentials
     context = _context(tls)
     if context is not None:
