@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from servers import free_port
+from support.certificates import certificate, signed
 from support.libsql_servers import private_sqld
 from support.nats_servers import nats_server
 from support.postgres_servers import private_postgres
@@ -77,6 +79,27 @@ class Servers:
     @cached_property
     def rabbitmq(self) -> Any:
         return self._stack.enter_context(rabbitmq_server(self.folder / "rabbitmq"))
+
+    @cached_property
+    def rabbitmq_tls(self) -> Any:
+        """One that speaks TLS as well, on ``tls_port``, to clients with a certificate that its own vouches for
+        only: ``beat`` and ``beats_key."""
+        folder = self.folder / "rabbitmq-tls"
+        folder.mkdir()
+        (mine, key), (other, _) = certificate(folder, "mine"), certificate(folder, "other")
+        port = free_port()
+        lines = [
+            f"listeners.ssl.1 = 127.0.0.1:{port}",
+            f"ssl_options.cacertfile = {mine}",
+            f"ssl_options.certfile = {mine}",
+            f"ssl_options.keyfile = {key}",
+            "ssl_options.verify = verify_peer",
+            "ssl_options.fail_if_no_peer_cert = true",
+        ]
+        server: Any = self.keep(rabbitmq_server(folder, lines))
+        server.tls_port, server.mine, server.other = port, mine, other
+        server.beat, server.beats_key = signed(folder, "beat", (mine, key))
+        return server
 
     @cached_property
     def nats(self) -> Any:
