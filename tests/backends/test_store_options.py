@@ -408,7 +408,7 @@ def test_option(case: Callable[[Bench], None], bench: Bench) -> None:
 
 def test_credentials_without_what_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nkeys", None)
-    with pytest.raises(ConfigurationError, match="credentials=.* needs the package nkeys: pip install"):
+    with pytest.raises(ConfigurationError, match=r"credentials=.* needs the package nkeys: pip install"):
         NatsBackend(credentials="/run/secrets/beat.creds")
 
 
