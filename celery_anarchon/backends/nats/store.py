@@ -98,6 +98,7 @@ class NatsStore(ClaimBackend):
         history_by_age=False,
         knows_owner=True,
         exact_history=False,
+        one_history_size=True,
     )
 
     def __init__(
