@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 from celery import Celery, current_app
 
 from celery_anarchon import wire
-from celery_anarchon.backends.base import ClaimBackend, LeaseBackend
+from celery_anarchon.backends.base import AgedBackend, ClaimBackend, LeaseBackend
 from celery_anarchon.backends.registry import backend_from
 from celery_anarchon.choice import app_name, choose_backend, own_settings
 from celery_anarchon.entries import ANY_STORE, OPTIONS_KEY
@@ -23,7 +23,7 @@ from celery_anarchon.options import (
     scheduler_settings,
 )
 from celery_anarchon.schedules import at, cron, every, kind_of
-from celery_anarchon.wanted import DefaultOptions, Duration
+from celery_anarchon.wanted import AgedDefaults, ClaimDefaults, DefaultOptions, Duration
 
 if TYPE_CHECKING:
     # Not in Python 3.10, and not needed when the code runs.
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     # A store that is named in a URL, or by the settings, is taken for one with leases; when it is there it has its say.
     StoreT = TypeVar("StoreT", bound=ClaimBackend, default=LeaseBackend, covariant=True)
+    LeasesT = TypeVar("LeasesT", bound=LeaseBackend)
+    AgedT = TypeVar("AgedT", bound=AgedBackend)
 else:
     from typing import TypeVar
 
@@ -53,13 +55,52 @@ class Anarchon(Generic[StoreT]):
     :raises ConfigurationError: the app has an Anarchon with other settings already, or *backend* names no store.
     """
 
-    def __init__(
-        self,
-        app: Celery,
-        *,
-        backend: StoreT | str | Mapping[str, Any] | None = None,
-        **option_defaults: Unpack[DefaultOptions],
-    ) -> None:
+    if TYPE_CHECKING:
+        # Which defaults there may be, by the store. pyright reads both of these, and names unknown ones by the first.
+        def __new__(
+            cls,
+            app: Celery,
+            *,
+            backend: StoreT | str | Mapping[str, Any] | None = None,
+            **option_defaults: Unpack[DefaultOptions],
+        ) -> Anarchon[StoreT]: ...
+
+        @overload
+        def __init__(
+            self: Anarchon[LeaseBackend],
+            app: Celery,
+            *,
+            backend: str | Mapping[str, Any] | None = None,
+            **option_defaults: Unpack[DefaultOptions],
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: Anarchon[LeasesT], app: Celery, *, backend: LeasesT, **option_defaults: Unpack[DefaultOptions]
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: Anarchon[AgedT], app: Celery, *, backend: AgedT, **option_defaults: Unpack[AgedDefaults]
+        ) -> None: ...
+
+        @overload
+        def __init__(self, app: Celery, *, backend: StoreT, **option_defaults: Unpack[ClaimDefaults]) -> None: ...
+
+        def __init__(self, app: Celery, *, backend: Any = None, **option_defaults: Any) -> None: ...
+
+    else:
+
+        def __init__(
+            self,
+            app: Celery,
+            *,
+            backend: StoreT | str | Mapping[str, Any] | None = None,
+            **option_defaults: Any,
+        ) -> None:
+            self._set_up(app, backend, option_defaults)
+
+    def _set_up(self, app: Celery, backend: Any, option_defaults: Mapping[str, Any]) -> None:
         known = getattr(app, "anarchon", None)
         if known is not None:
             if backend not in (None, known.backend_given) or (

@@ -17,6 +17,7 @@ from support.columns import STORES, UNASKED, Beats, Servers, history, slot_of
 from support.waiting import wait_for
 
 from celery_anarchon import Anarchon, Scheduler
+from celery_anarchon.backends.base import AgedBackend, LeaseBackend
 from celery_anarchon.backends.redis.store import Keys
 from celery_anarchon.errors import OptionError
 from celery_anarchon.model import Millis
@@ -409,8 +410,9 @@ def test_at_never_takes_overlap(column: str) -> None:
         )
 
 
-BOUNDED = {"redis:idmp": 240, "redis:script": 240, "valkey:script": 240, "rabbitmq queue": 240, "rabbitmq stream": 240}
-BOUNDED["nats"] = 240
+BOUNDED = dict.fromkeys(
+    ("redis:idmp", "redis:script", "valkey:script", "rabbitmq queue", "rabbitmq stream", "nats"), 240
+)
 """Seconds, with the store's defaults: four fifths of what it remembers. All others remember always."""
 
 
@@ -434,6 +436,13 @@ def test_history_by_age_is_longer_than_the_window(column: str) -> None:
     with pytest.raises(OptionError, match=rf"job 'export': option 'history_ttl' \(300 s\).*{column}.*\(300 s\)"):
         anarchon.every("export", "1h", "task", history_ttl=300)
     anarchon.every("export", "1h", "task", history_ttl=301)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_the_class_tells_type_checkers_what_the_traits_say(column: str) -> None:
+    backend = UNASKED[column]()
+    assert isinstance(backend, LeaseBackend) == honoured("overlap", column)
+    assert isinstance(backend, LeaseBackend | AgedBackend) == honoured("history_ttl", column)
 
 
 def test_every_option_is_a_row() -> None:

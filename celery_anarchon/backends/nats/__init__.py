@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import ssl
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from celery_anarchon.backends.nats.connection import Connection, Handed, Own
@@ -46,7 +47,7 @@ class NatsBackend(NatsStore):
         connection: Any = None,
         stream: str = "CRON",
         prefix: str = "cron.",
-        duplicate_window: Any = 300,
+        duplicate_window: float | timedelta | str = 300,
         history_size: int = 1000,
         replicas: int = 1,
         credentials: str | None = None,
