@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 from celery import Celery, current_app
 
 from celery_anarchon import wire
-from celery_anarchon.backends.base import ClaimBackend, LeaseBackend
+from celery_anarchon.backends.base import AgedBackend, ClaimBackend, LeaseBackend
 from celery_anarchon.backends.registry import backend_from
 from celery_anarchon.choice import app_name, choose_backend, own_settings
 from celery_anarchon.entries import ANY_STORE, OPTIONS_KEY
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.model import Millis, Run
-from celery_anarchon.options import Settings, check_defaults, check_job_options, scheduler_settings
+from celery_anarchon.options import (
+    THIS_STORE,
+    Settings,
+    check_defaults,
+    check_job_options,
+    scheduler_settings,
+)
 from celery_anarchon.schedules import at, cron, every, kind_of
-from celery_anarchon.wanted import DefaultOptions, Duration
+from celery_anarchon.wanted import AgedDefaults, ClaimDefaults, DefaultOptions, Duration
 
 if TYPE_CHECKING:
     # Not in Python 3.10, and not needed when the code runs.
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 
     # A store that is named in a URL, or by the settings, is taken for one with leases; when it is there it has its say.
     StoreT = TypeVar("StoreT", bound=ClaimBackend, default=LeaseBackend, covariant=True)
+    LeasesT = TypeVar("LeasesT", bound=LeaseBackend)
+    AgedT = TypeVar("AgedT", bound=AgedBackend)
 else:
     from typing import TypeVar
 
@@ -47,13 +55,52 @@ class Anarchon(Generic[StoreT]):
     :raises ConfigurationError: the app has an Anarchon with other settings already, or *backend* names no store.
     """
 
-    def __init__(
-        self,
-        app: Celery,
-        *,
-        backend: StoreT | str | Mapping[str, Any] | None = None,
-        **option_defaults: Unpack[DefaultOptions],
-    ) -> None:
+    if TYPE_CHECKING:
+        # Which defaults there may be, by the store. pyright reads both of these, and names unknown ones by the first.
+        def __new__(
+            cls,
+            app: Celery,
+            *,
+            backend: StoreT | str | Mapping[str, Any] | None = None,
+            **option_defaults: Unpack[DefaultOptions],
+        ) -> Anarchon[StoreT]: ...
+
+        @overload
+        def __init__(
+            self: Anarchon[LeaseBackend],
+            app: Celery,
+            *,
+            backend: str | Mapping[str, Any] | None = None,
+            **option_defaults: Unpack[DefaultOptions],
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: Anarchon[LeasesT], app: Celery, *, backend: LeasesT, **option_defaults: Unpack[DefaultOptions]
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: Anarchon[AgedT], app: Celery, *, backend: AgedT, **option_defaults: Unpack[AgedDefaults]
+        ) -> None: ...
+
+        @overload
+        def __init__(self, app: Celery, *, backend: StoreT, **option_defaults: Unpack[ClaimDefaults]) -> None: ...
+
+        def __init__(self, app: Celery, *, backend: Any = None, **option_defaults: Any) -> None: ...
+
+    else:
+
+        def __init__(
+            self,
+            app: Celery,
+            *,
+            backend: StoreT | str | Mapping[str, Any] | None = None,
+            **option_defaults: Any,
+        ) -> None:
+            self._set_up(app, backend, option_defaults)
+
+    def _set_up(self, app: Celery, backend: Any, option_defaults: Mapping[str, Any]) -> None:
         known = getattr(app, "anarchon", None)
         if known is not None:
             if backend not in (None, known.backend_given) or (
@@ -65,9 +112,12 @@ class Anarchon(Generic[StoreT]):
             # One, however often it is made: an app factory may run twice.
             self.__dict__ = known.__dict__
             return
+        # What is written here is judged here. A store that the settings name has its say when beat starts.
+        self._traits, self._store = ANY_STORE, THIS_STORE
         if backend is not None:
-            backend_from(backend)
-        check_defaults("Anarchon(...):", option_defaults, ANY_STORE)
+            chosen = backend_from(backend)
+            self._traits, self._store = chosen.traits, chosen.name
+        check_defaults("Anarchon(...):", option_defaults, self._traits, self._store)
         self.app = app
         self.backend_given = backend
         self.option_defaults: Mapping[str, Any] = {**option_defaults}
@@ -154,7 +204,7 @@ class Anarchon(Generic[StoreT]):
             raise ConfigurationError(f"a job's name is a text of at least one character, not {name!r}")
         if name in self._names:
             raise ConfigurationError(f"job {name!r} is defined twice: its name is its identity, choose another")
-        check_job_options(name, job, kind_of(schedule, job=name), ANY_STORE)
+        check_job_options(name, job, kind_of(schedule, job=name), self._traits, self._store)
         self._names.add(name)
         called = self.app.signature(task) if isinstance(task, str) else task
         self.app.add_periodic_task(
@@ -210,7 +260,7 @@ def settings_of(app: Celery, backend: ClaimBackend) -> Settings:
 
     :raises ConfigurationError: one of them is wrong.
     """
-    return scheduler_settings(own_settings(app), backend.traits)
+    return scheduler_settings(own_settings(app), backend.traits, backend.name)
 
 
 def namespace_of(app: Celery) -> str:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
-from celery_anarchon.backends.base import ClaimBackend, LeaseBackend
+from celery_anarchon.backends.base import AgedBackend, ClaimBackend, LeaseBackend
 from celery_anarchon.wanted import (
+    AgedCronOptions,
+    AgedEveryOptions,
+    AgedStore,
     AnyStore,
     ClaimCronOptions,
     ClaimEveryOptions,
@@ -49,6 +52,20 @@ class EveryOnLeases(Protocol):
     ) -> None: ...
 
 
+class EveryOnAged(Protocol):
+    def __call__(
+        self,
+        name: str,
+        interval: Duration,
+        task: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        **job: Unpack[AgedEveryOptions],
+    ) -> None: ...
+
+
 class EveryOnClaims(Protocol):
     def __call__(
         self,
@@ -75,6 +92,21 @@ class CronOnLeases(Protocol):
         options: Mapping[str, Any] | None = None,
         seconds: bool = False,
         **job: Unpack[CronOptions],
+    ) -> None: ...
+
+
+class CronOnAged(Protocol):
+    def __call__(
+        self,
+        name: str,
+        text: str,
+        task: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        seconds: bool = False,
+        **job: Unpack[AgedCronOptions],
     ) -> None: ...
 
 
@@ -107,6 +139,20 @@ class AtOnLeases(Protocol):
     ) -> None: ...
 
 
+class AtOnAged(Protocol):
+    def __call__(
+        self,
+        name: str,
+        when: datetime | str,
+        task: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        **job: Unpack[AgedStore],
+    ) -> None: ...
+
+
 class AtOnClaims(Protocol):
     def __call__(
         self,
@@ -121,28 +167,24 @@ class AtOnClaims(Protocol):
     ) -> None: ...
 
 
-class Every:
+_OnLeases = TypeVar("_OnLeases", covariant=True)
+_OnAged = TypeVar("_OnAged", covariant=True)
+_OnClaims = TypeVar("_OnClaims", covariant=True)
+
+
+class ByStore(Generic[_OnLeases, _OnAged, _OnClaims]):
+    """An attribute of an Anarchon that is one of three, by its store."""
+
     @overload
-    def __get__(self, instance: StandsOn[LeaseBackend], owner: Any = ...) -> EveryOnLeases: ...
+    def __get__(self, instance: StandsOn[LeaseBackend], owner: Any = ...) -> _OnLeases: ...
     @overload
-    def __get__(self, instance: StandsOn[ClaimBackend], owner: Any = ...) -> EveryOnClaims: ...
+    def __get__(self, instance: StandsOn[AgedBackend], owner: Any = ...) -> _OnAged: ...
+    @overload
+    def __get__(self, instance: StandsOn[ClaimBackend], owner: Any = ...) -> _OnClaims: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         raise NotImplementedError
 
 
-class Cron:
-    @overload
-    def __get__(self, instance: StandsOn[LeaseBackend], owner: Any = ...) -> CronOnLeases: ...
-    @overload
-    def __get__(self, instance: StandsOn[ClaimBackend], owner: Any = ...) -> CronOnClaims: ...
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        raise NotImplementedError
-
-
-class At:
-    @overload
-    def __get__(self, instance: StandsOn[LeaseBackend], owner: Any = ...) -> AtOnLeases: ...
-    @overload
-    def __get__(self, instance: StandsOn[ClaimBackend], owner: Any = ...) -> AtOnClaims: ...
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        raise NotImplementedError
+Every: TypeAlias = ByStore[EveryOnLeases, EveryOnAged, EveryOnClaims]
+Cron: TypeAlias = ByStore[CronOnLeases, CronOnAged, CronOnClaims]
+At: TypeAlias = ByStore[AtOnLeases, AtOnAged, AtOnClaims]

@@ -19,6 +19,7 @@ from celery_anarchon.job import Job
 from celery_anarchon.model import Millis, Overlap, Terms, Traits
 from celery_anarchon.options import (
     JOB_OPTIONS,
+    THIS_STORE,
     JobOptions,
     Kind,
     OptionSources,
@@ -65,6 +66,8 @@ class JobFactory:
     app: Celery
     traits: Traits
     entry_class: type[ScheduleEntry] = ScheduleEntry
+    store: str = THIS_STORE
+    """The name of the backend, for refusals."""
     settings: Settings = field(init=False)
     _by_name: dict[str, dict[str, Any]] = field(init=False)
     _defaults: Mapping[str, Any] = field(init=False)
@@ -75,15 +78,15 @@ class JobFactory:
         installed = getattr(self.app, "anarchon", None)
         # A store that could follow runs does not help where no worker asks it.
         self.traits = replace(self.traits, follows_runs=self.traits.follows_runs and installed is not None)
-        self.settings = scheduler_settings(given, self.traits)
+        self.settings = scheduler_settings(given, self.traits, self.store)
         if self.settings.packaged_tzdata:
             # Here, because no timetable is made before, by a beat or by a command.
             packaged()
         self._by_name = jobs_setting(given)
         self._option_settings = {name: value for name, value in given.items() if name in JOB_OPTIONS}
-        check_defaults("setting 'anarchon_...':", self._option_settings, self.traits)
+        check_defaults("setting 'anarchon_...':", self._option_settings, self.traits, self.store)
         self._defaults = getattr(installed, "option_defaults", {})
-        check_defaults("Anarchon(...):", self._defaults, self.traits)
+        check_defaults("Anarchon(...):", self._defaults, self.traits, self.store)
 
     def check_names(self, names: Iterable[str]) -> None:
         """Refuse an ``anarchon_jobs`` key that names none of *names*: its options would be silently ignored.
@@ -138,17 +141,18 @@ class JobFactory:
         try:
             schedule = timetable_by_class(entry.schedule, job=name, app=self.app)
             kind = kind_of(schedule, job=name)
-            options = job_options(name, kind, self._sources(name, kind, entry, given), self.traits, self.settings)
+            sources = self._sources(name, kind, entry, given)
+            options = job_options(name, kind, sources, self.traits, self.settings, self.store)
             timetable = timetable_of(schedule, job=name, app=self.app, offset=options.offset, timezone=options.timezone)
-            check_pace(name, options, timetable, self.traits, SystemClock().wall())
+            check_pace(name, options, timetable, self.traits, SystemClock().wall(), self.store)
         except ConfigurationError:
             raise
         except Exception as error:
             raise ConfigurationError(f"job {name!r}: {type(error).__name__}: {error}") from error
         if isinstance(timetable, Chain) and not self.traits.leases:
             raise ConfigurationError(
-                f"job {name!r}: its class names no slots beforehand ({timetable.reason}), and this store cannot tell "
-                "what the last run was; register a timetable for the class, or use a store with leases"
+                f"job {name!r}: its class names no slots beforehand ({timetable.reason}), and {self.store} cannot "
+                "tell what the last run was; register a timetable for the class, or use a store with leases"
             )
         if options.timeout is not None and (entry.options or {}).get("time_limit") is not None:
             raise OptionError(f"job {name!r}: options 'timeout' and 'time_limit' mean the same; remove one of them")

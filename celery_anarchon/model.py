@@ -158,6 +158,8 @@ class Traits:
     """So many claims of one job are remembered at most, within the horizon too; None: all."""
     history_ttl_above: Millis = 0
     """A job's `history_ttl` must be longer than this."""
+    one_history_size: bool = False
+    """There is one `history_size` for all of its jobs: the largest that any of them asks for."""
     follows_runs: bool = False
     """It also keeps what becomes of a run on its worker: a :class:`~celery_anarchon.backends.runs.RunBackend`."""
 

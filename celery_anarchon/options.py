@@ -183,6 +183,9 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
 
 JOB_OPTIONS = frozenset(_READERS)
 
+THIS_STORE = "this store"
+"""What a store is called in a refusal where its name is not known."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'jitter'?)``, or nothing when no known name is near."""
@@ -207,14 +210,17 @@ class OptionSources:
     """``anarchon_<option>``, without the prefix."""
 
 
-def job_options(job: str, kind: Kind, sources: OptionSources, traits: Traits, settings: Settings) -> JobOptions:
+def job_options(
+    job: str, kind: Kind, sources: OptionSources, traits: Traits, settings: Settings, store: str = THIS_STORE
+) -> JobOptions:
     """The options of *job*: each from the strongest source that names it.
 
     What is written for this very job (entry, ``anarchon_jobs``) must be honoured or is refused; a default for all jobs
     applies to those that can take it.
 
+    :param store: the name of the backend, for refusals.
     :raises OptionError: an unknown name, a wrong value, or an option that this job, this store or this release cannot
-        honour. The text names job, option and fix.
+        honour. The text names job, option, store and fix.
     """
     found: dict[str, Any] = {}
     for source, given in (("", sources.entry), ("anarchon_jobs: ", sources.by_name)):
@@ -223,7 +229,7 @@ def job_options(job: str, kind: Kind, sources: OptionSources, traits: Traits, se
                 continue
             what = f"{source}job {job!r}: option {name!r}"
             _refuse_unknown(name, what)
-            reason = None if is_stock(name, value) else _cannot(name, kind, traits)
+            reason = None if is_stock(name, value) else _cannot(name, kind, traits, store)
             if reason:
                 raise OptionError(f"{what} {reason}; remove it")
             found[name] = _read(name, value, what)
@@ -235,30 +241,37 @@ def job_options(job: str, kind: Kind, sources: OptionSources, traits: Traits, se
     if not traits.leases:
         found.setdefault("max_late", CLAIM_ONLY_MAX_LATE)
     options = JobOptions(**found)
-    _refuse_beyond_horizon(job, options, traits)
-    _refuse_short_history(job, options, traits)
+    _refuse_beyond_horizon(job, options, traits, store)
+    _refuse_short_history(job, options, traits, store)
     return options
 
 
-def check_job_options(job: str, given: Mapping[str, Any], kind: Kind, traits: Traits) -> None:
-    """Refuse unknown names, wrong values and options that this kind of job cannot have, where the job is written.
+def check_job_options(job: str, given: Mapping[str, Any], kind: Kind, traits: Traits, store: str = THIS_STORE) -> None:
+    """Refuse unknown names, wrong values and options that this kind of job cannot have, where the job is written; and
+    what this store cannot honour whatever the defaults, which are not known there.
 
-    :raises OptionError: the text names job, option and fix.
+    :param store: the name of the backend, for refusals.
+    :raises OptionError: the text names job, option, store and fix.
     """
+    found: dict[str, Any] = {}
     for name, value in given.items():
         what = f"job {job!r}: option {name!r}"
         _refuse_unknown(name, what)
         if value is not None:
-            _read(name, value, what)
-            reason = None if is_stock(name, value) else _cannot(name, kind, traits)
+            found[name] = _read(name, value, what)
+            reason = None if is_stock(name, value) else _cannot(name, kind, traits, store)
             if reason:
                 raise OptionError(f"{what} {reason}; remove it")
+    options = JobOptions(**found)
+    _refuse_beyond_horizon(job, options, traits, store)
+    _refuse_short_history(job, options, traits, store)
 
 
-def check_defaults(where: str, given: Mapping[str, Any], traits: Traits) -> None:
+def check_defaults(where: str, given: Mapping[str, Any], traits: Traits, store: str = THIS_STORE) -> None:
     """Refuse scheduler-wide defaults that no job could take on this store.
 
-    :raises OptionError: the text names the default and the fix.
+    :param store: the name of the backend, for refusals.
+    :raises OptionError: the text names the default, the store and the fix.
     """
     for name, value in given.items():
         what = f"{where} {name!r}"
@@ -266,7 +279,7 @@ def check_defaults(where: str, given: Mapping[str, Any], traits: Traits) -> None
         if value is None or is_stock(name, value):
             continue
         if all(_cannot(name, kind, traits) for kind in Kind):
-            raise OptionError(f"{what} {_cannot(name, Kind.INTERVAL, traits)}; remove it")
+            raise OptionError(f"{what} {_cannot(name, Kind.INTERVAL, traits, store)}; remove it")
         _read(name, value, what)
 
 
@@ -291,7 +304,7 @@ def _refuse_unknown(name: str, what: str) -> None:
         raise OptionError(f"{what} is not known{nearest(name, JOB_OPTIONS)}; known: {', '.join(sorted(JOB_OPTIONS))}")
 
 
-def _cannot(name: str, kind: Kind, traits: Traits) -> str | None:
+def _cannot(name: str, kind: Kind, traits: Traits, store: str = THIS_STORE) -> str | None:
     if name == "offset" and kind is not Kind.INTERVAL:
         return f"shifts the grid of an interval, and this job is {kind}"
     if name == "timezone" and kind is not Kind.CRON:
@@ -301,14 +314,14 @@ def _cannot(name: str, kind: Kind, traits: Traits) -> str | None:
     if name in SLOTS_ONLY and kind is Kind.CHAIN:
         return f"needs slots that are known beforehand, and this job is {kind}"
     if name in LEASE_ONLY and not traits.leases:
-        return "needs a store with leases, and this one only takes claims"
+        return f"needs a store with leases, and {store} only takes claims"
     if name in WORKER_SIDE and not traits.follows_runs:
         return (
             "needs the worker side: put Anarchon(app, ...) into the module that beat and workers load, on "
             "a store that follows runs"
         )
     if name == "history_ttl" and not traits.history_by_age:
-        return "needs a store that can drop history by age, and this one cannot"
+        return f"needs a store that can drop history by age, and {store} cannot"
     return None
 
 
@@ -319,31 +332,32 @@ def _read(name: str, value: Any, what: str) -> Any:
         raise OptionError(str(error)) from None
 
 
-def _refuse_beyond_horizon(job: str, options: JobOptions, traits: Traits) -> None:
+def _refuse_beyond_horizon(job: str, options: JobOptions, traits: Traits, store: str) -> None:
     if traits.horizon is None:
         return
     reach = options.jitter + (options.max_late or 0)
     if reach >= traits.horizon:
         raise OptionError(
-            f"job {job!r}: options 'jitter' + 'max_late' ({reach / 1000:g} s) must be shorter than the store remembers "
-            f"a claim ({traits.horizon / 1000:g} s); lower them"
+            f"job {job!r}: options 'jitter' + 'max_late' ({reach / 1000:g} s) must be shorter than {store} "
+            f"remembers a claim ({traits.horizon / 1000:g} s); lower them"
         )
 
 
-def _refuse_short_history(job: str, options: JobOptions, traits: Traits) -> None:
+def _refuse_short_history(job: str, options: JobOptions, traits: Traits, store: str) -> None:
     if options.history_ttl is not None and options.history_ttl <= traits.history_ttl_above:
         raise OptionError(
             f"job {job!r}: option 'history_ttl' ({options.history_ttl / 1000:g} s) must be longer than the window in "
-            f"which claims are remembered ({traits.history_ttl_above / 1000:g} s); raise it"
+            f"which {store} remembers claims ({traits.history_ttl_above / 1000:g} s); raise it"
         )
 
 
 # --- the scheduler's settings -----------------------------------------------------------------------------------------
 
 
-def scheduler_settings(given: Mapping[str, Any], traits: Traits) -> Settings:
+def scheduler_settings(given: Mapping[str, Any], traits: Traits, store: str = THIS_STORE) -> Settings:
     """The settings out of ``anarchon_*`` values, their prefix cut off. Job option defaults are left to others.
 
+    :param store: the name of the backend, for refusals.
     :raises ConfigurationError: an unknown name, a wrong value, or ``heartbeat > lease / 3``.
     """
     known = OWN_SETTINGS | JOB_OPTIONS | LATER_SETTINGS
@@ -355,7 +369,7 @@ def scheduler_settings(given: Mapping[str, Any], traits: Traits) -> Settings:
         if name in LATER_SETTINGS and value not in (None, False, "auto"):
             raise ConfigurationError(f"{what} belongs to a feature that this release does not have yet; remove it")
         if name in ("lease", "heartbeat", "gate_wait", "max_skew") and value is not None and not traits.leases:
-            raise OptionError(f"{what} needs a store with leases, and this one only takes claims; remove it")
+            raise OptionError(f"{what} needs a store with leases, and {store} only takes claims; remove it")
     lease = _given(given, "lease", _positive, Settings.lease)
     if lease < 1_000:
         raise ConfigurationError(f"setting 'anarchon_lease' must be at least 1 s, not {given['lease']!r}")

@@ -9,18 +9,21 @@ from collections.abc import Iterator
 
 from celery_anarchon.errors import OptionError
 from celery_anarchon.model import Millis, Traits
-from celery_anarchon.options import JobOptions
+from celery_anarchon.options import THIS_STORE, JobOptions
 from celery_anarchon.timetable import Timetable
 
 PACE_SLOTS = 100
 """How many slots are looked at to tell how fast they follow each other."""
 
 
-def check_pace(job: str, options: JobOptions, timetable: Timetable, traits: Traits, now: Millis) -> None:
+def check_pace(
+    job: str, options: JobOptions, timetable: Timetable, traits: Traits, now: Millis, store: str = THIS_STORE
+) -> None:
     """Refuse a job whose slots follow each other faster than this store can tell them apart.
 
     Looks at the slots that come after *now*; for an interval they are all alike.
 
+    :param store: the name of the backend, for refusals.
     :raises OptionError: the text names the job, the numbers and the fix.
     """
     if not traits.any_order and options.jitter:
@@ -28,14 +31,14 @@ def check_pace(job: str, options: JobOptions, timetable: Timetable, traits: Trai
         if gap is not None and options.jitter >= gap:
             raise OptionError(
                 f"job {job!r}: option 'jitter' ({options.jitter / 1000:g} s) must be shorter than the time between two "
-                f"slots ({gap / 1000:g} s): on this store a newer claim closes the older slots; lower it"
+                f"slots ({gap / 1000:g} s): on {store} a newer claim closes the older slots; lower it"
             )
     if traits.claims_kept is not None and traits.horizon is not None:
         span = traits.horizon * 5 // 4
         most = max((timetable.count(slot - 1, slot - 1 + span) for slot, _ in _pairs(timetable, now)), default=0)
         if most > traits.claims_kept:
             raise OptionError(
-                f"job {job!r}: it has {most} slots in {span / 1000:g} s, and this store remembers {traits.claims_kept} "
+                f"job {job!r}: it has {most} slots in {span / 1000:g} s, and {store} remembers {traits.claims_kept} "
                 "claims of a job: the oldest could be won again; raise its max_size or lower its duration"
             )
 

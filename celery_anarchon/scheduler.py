@@ -62,7 +62,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
 
     def _set_up(self) -> None:
         backend, source = choose_backend(self.app)
-        self._factory = JobFactory(self.app, backend.traits, self.Entry)
+        self._factory = JobFactory(self.app, backend.traits, self.Entry, backend.name)
         settings = self._factory.settings
         backend.early_tolerance = settings.early_tolerance
         self._definitions = WatchedSchedule(self.app, self.max_interval, self.clock)

@@ -23,7 +23,6 @@ class AnyStore(TypedDict, total=False):
     timeout: Duration | None
     max_late: Duration | None
     history_size: int | None
-    history_ttl: Duration | None
 
 
 class ClaimEveryOptions(AnyStore, total=False):
@@ -40,7 +39,48 @@ class ClaimCronOptions(AnyStore, total=False):
     timezone: str | ZoneInfo | None
 
 
-class OnceOptions(AnyStore, total=False):
+class ClaimDefaults(ClaimEveryOptions, ClaimCronOptions, total=False):
+    """Defaults on a store that only takes claims. What no job could take is named, so that a checker names it, too."""
+
+    history_ttl: None
+    catch_up: None
+    coalesce: None
+    max_attempts: None
+    queue_timeout: None
+    on_unknown: None
+
+
+class AgedStore(AnyStore, total=False):
+    """Options of any job on a store that drops history by age as well."""
+
+    history_ttl: Duration | None
+
+
+class AgedEveryOptions(AgedStore, total=False):
+    """Options of ``every`` on a claim-only store that drops history by age."""
+
+    overlap: Literal["allow"] | None
+    offset: Duration | None
+
+
+class AgedCronOptions(AgedStore, total=False):
+    """Options of ``cron`` on a claim-only store that drops history by age."""
+
+    overlap: Literal["allow"] | None
+    timezone: str | ZoneInfo | None
+
+
+class AgedDefaults(AgedEveryOptions, AgedCronOptions, total=False):
+    """Defaults on such a store."""
+
+    catch_up: None
+    coalesce: None
+    max_attempts: None
+    queue_timeout: None
+    on_unknown: None
+
+
+class OnceOptions(AgedStore, total=False):
     """Options of any job on a store with leases: all that ``at`` takes."""
 
     catch_up: Duration | None

@@ -31,7 +31,7 @@ class WorkerSide:
 
     def __init__(self, worker: Any, backend: RunBackend) -> None:
         app = worker.app
-        settings = scheduler_settings(own_settings(app), backend.traits)
+        settings = scheduler_settings(own_settings(app), backend.traits, backend.name)
         backend.early_tolerance = settings.early_tolerance
         self.pid = os.getpid()
         self.namespace = backend.namespace

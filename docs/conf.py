@@ -1,6 +1,11 @@
 """Sphinx's configuration. The package is imported as it is installed."""
 
+import sys
 from importlib.metadata import version as version_of
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import overview
 
 project = "celery-anarchon"
 author = "celery-anarchon contributors"
@@ -29,3 +34,7 @@ nitpick_ignore_regex = [
 
 html_theme = "furo"
 html_title = f"celery-anarchon {release}"
+
+
+def setup(app):
+    app.connect("builder-inited", overview.check)

@@ -309,6 +309,10 @@ class ClaimBackend(abc.ABC):
         return 0
 
 
+class AgedBackend(ClaimBackend):
+    """A claim-only store that can drop history by age: so type checkers know that it takes ``history_ttl``."""
+
+
 class LeaseBackend(ClaimBackend):
     """A store that also knows who holds a run and until when.
 

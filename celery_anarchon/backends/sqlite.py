@@ -17,6 +17,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,7 +69,7 @@ class SqliteBackend(SqlBackend):
         self,
         database: Any = "./anarchon.db",
         table: str = "anarchon_runs",
-        busy_timeout: Any = 5,
+        busy_timeout: float | timedelta | str = 5,
         auth_token: str | None = None,
         *,
         early_tolerance: Millis = 5_000,

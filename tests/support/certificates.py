@@ -22,3 +22,30 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
         capture_output=True,
     )
     return file, key
+
+
+def signed(folder: Path, name: str, by: tuple[Path, Path]) -> tuple[Path, Path]:
+    """One that another one vouches for, and its key: what a server that looks at clients wants to see."""
+    openssl = shutil.which("openssl") or missing("no openssl on PATH")
+    key, file, request = folder / f"{name}.key", folder / f"{name}.crt", folder / f"{name}.csr"
+    authority, its_key = by
+    for command in (
+        ["req", "-new", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out", request],
+        [
+            "x509",
+            "-req",
+            "-in",
+            request,
+            "-CA",
+            authority,
+            "-CAkey",
+            its_key,
+            "-CAcreateserial",
+            "-days",
+            2,
+            "-out",
+            file,
+        ],
+    ):
+        subprocess.run([openssl, *map(str, command)], check=True, capture_output=True)
+    return file, key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import sys
@@ -170,3 +171,53 @@ def nats_cluster(folder: Path) -> Iterator[Cluster]:
         stack.callback(cluster.end)
         cluster.start()
         yield cluster
+
+
+def with_accounts(folder: Path, port: int) -> Path:
+    """The configuration of a server whose users are known by signatures; those of one are in ``beat.creds`` beside it.
+
+    An operator vouches for accounts, and an account for its users: each is a token that the one above has signed.
+    """
+    import nkeys
+
+    def pair(kind: int) -> Any:
+        return nkeys.from_seed(nkeys.encode_seed(os.urandom(32), kind))
+
+    def name(key: Any) -> str:
+        return str(key.public_key.decode())
+
+    def token(subject: Any, by: Any, **claims: Any) -> str:
+        body = {"jti": os.urandom(8).hex(), "iat": 1, "iss": name(by), "name": "test", "sub": name(subject)}
+        parts = [{"typ": "JWT", "alg": "ed25519-nkey"}, {**body, "nats": {"version": 2, **claims}}]
+        text = ".".join(_url_text(json.dumps(part).encode()) for part in parts)
+        return f"{text}.{_url_text(by.sign(text.encode()))}"
+
+    operator = pair(nkeys.PREFIX_BYTE_OPERATOR)
+    account, system = pair(nkeys.PREFIX_BYTE_ACCOUNT), pair(nkeys.PREFIX_BYTE_ACCOUNT)
+    user = pair(nkeys.PREFIX_BYTE_USER)
+    limits = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf", "streams", "consumer"), -1)
+    storage = {"mem_storage": -1, "disk_storage": -1, "wildcards": True}
+    accounts = {
+        name(account): token(account, operator, type="account", limits={**limits, **storage}),
+        name(system): token(system, operator, type="account", limits={**limits, "wildcards": True}),
+    }
+    settings = {
+        "listen": f"127.0.0.1:{port}",
+        "operator": token(operator, operator, type="operator", system_account=name(system)),
+        "system_account": name(system),
+        "resolver": "MEMORY",
+        "resolver_preload": accounts,
+        "jetstream": {"store_dir": str(folder / "data")},
+    }
+    file = folder / "accounts.conf"
+    file.write_text(json.dumps(settings))
+    (folder / "beat.creds").write_text(
+        f"-----BEGIN NATS USER JWT-----\n{token(user, account, type='user', subs=-1, data=-1, payload=-1)}\n"
+        "------END NATS USER JWT------\n\n-----BEGIN USER NKEY SEED-----\n"
+        f"{user.seed.decode()}\n------END USER NKEY SEED------\n"
+    )
+    return file
+
+
+def _url_text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

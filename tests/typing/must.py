@@ -10,7 +10,9 @@ from celery import Celery
 from celery_anarchon import (
     Anarchon,
     MemoryBackend,
+    NatsBackend,
     PostgresBackend,
+    RabbitMQBackend,
     RedisBackend,
     Run,
     SqliteBackend,
@@ -55,6 +57,11 @@ ValkeyBackend("valkey://localhost", strategy="script")
 ValkeyBackend(strategy={"name": "script", "window": "10m"})
 PostgresBackend("postgresql://localhost", table="scheduler.runs")
 MemoryBackend()
+RabbitMQBackend("amqp://localhost", prefix="billing.cron.", slot_ttl=timedelta(minutes=10), strategy="stream")
+RabbitMQBackend(connection=app.connection(), ssl={"ca_certs": "/etc/ca.pem"})
+NatsBackend(["nats://n1:4222", "nats://n2:4222"], replicas=3, duplicate_window="10m", history_size=5_000)
+NatsBackend("tls://n1", tls={"ca": "/etc/ca.pem"}, credentials="/run/beat.creds")
+SqliteBackend("libsql://host", auth_token="token", busy_timeout=timedelta(seconds=5))
 
 runs: list[Run] = anarchon.history("number", 5)
 last: Run | None = anarchon.last_run("number")
@@ -79,6 +86,23 @@ by_object.cron("sqlite", "@daily", "task", catch_up="1h")
 by_object.at("sqlite", "2030-01-01T00:00Z", "task", coalesce="all")
 
 
+# Brokers take claims only.
+on_rabbitmq = Anarchon(app, backend=RabbitMQBackend(), jitter=5, overlap="allow", offset="auto", history_size=5)
+on_rabbitmq.every("a", 1, "task", jitter=1, timeout=30, max_late="1m", history_size=5, offset=3, overlap="allow")
+on_rabbitmq.cron("b", "@daily", "task", timezone="UTC", seconds=True)
+on_rabbitmq.at("c", "2030-01-01T00:00Z", "task", max_late=5)
+rabbitmq: RabbitMQBackend = on_rabbitmq.backend
+on_nats = Anarchon(app, backend=NatsBackend(), timezone="Europe/Paris", max_late="1m", timeout=None, max_attempts=None)
+on_nats.every("a", 1, "task", jitter=1, timeout=30)
+nats: NatsBackend = on_nats.backend
+aged = Anarchon(app, backend=RedisBackend(strategy="stream-id"), history_ttl="7d", jitter=1)
+aged.every("a", 1, "task", history_ttl="1d")
+aged.cron("b", "@daily", "task", history_ttl="1d", timezone="UTC")
+aged.at("c", "2030-01-01T00:00Z", "task", history_ttl="1d")
+leased = Anarchon(app, backend=PostgresBackend(), overlap="skip", max_attempts=2, catch_up="1h", history_ttl="7d")
+postgres: PostgresBackend = leased.backend
+
+
 def plain(on: Anarchon) -> None:
     on.every("a", 1, "task", overlap="skip")
 
@@ -91,7 +115,7 @@ def typed(on: Anarchon[SqliteBackend]) -> SqliteBackend:
 def claims_only(board: ClaimBackend) -> None:
     on = Anarchon(app, backend=board, jitter=5)
     on.every("a", 1, "task", jitter=1, timeout=30, max_late="1m", history_size=5, offset="auto", overlap="allow")
-    on.cron("b", "@daily", "task", history_ttl="1d", timezone="UTC", seconds=True)
+    on.cron("b", "@daily", "task", timezone="UTC", seconds=True)
     on.at("c", "2030-01-01T00:00Z", "task", max_late=5)
     store: ClaimBackend = on.backend
     store.history("a", 1)

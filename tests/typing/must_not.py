@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from celery import Celery
 
-from celery_anarchon import Anarchon, RedisBackend, SqliteBackend, ValkeyBackend, current_run, every
+from celery_anarchon import (
+    Anarchon,
+    NatsBackend,
+    RabbitMQBackend,
+    RedisBackend,
+    SqliteBackend,
+    ValkeyBackend,
+    current_run,
+    every,
+)
 from celery_anarchon.backends import ClaimBackend
 
 app = Celery("typed")
@@ -45,6 +54,13 @@ RedisBackend(strategy="streams")  # refused: strategy
 RedisBackend(strategy={"name": "script", "size": 5})  # refused: strategy
 ValkeyBackend(strategy="idmp")  # refused: strategy
 SqliteBackend(busy_timout=5)  # refused: busy_timout
+SqliteBackend(busy_timeout=[5])  # refused: busy_timeout
+RabbitMQBackend(strategy="streams")  # refused: strategy
+RabbitMQBackend(slot_ttl=[5])  # refused: slot_ttl
+RabbitMQBackend(window="10m")  # refused: window
+NatsBackend(duplicate_window=[5])  # refused: duplicate_window
+NatsBackend(replicas="3")  # refused: replicas
+NatsBackend(slot_ttl="10m")  # refused: slot_ttl
 
 # Somebody else may have sent it.
 slot = current_run().slot  # refused: slot
@@ -63,6 +79,7 @@ def claims_only(board: ClaimBackend) -> None:
     on.cron("h", "@daily", "task", overlap="queue_one")  # refused: overlap
     on.at("i", "2030-01-01T00:00Z", "task", max_attempts=1)  # refused: max_attempts
     on.at("j", "2030-01-01T00:00Z", "task", overlap="allow")  # refused: overlap
+    on.at("k", "2030-01-01T00:00Z", "task", history_ttl="1d")  # refused: history_ttl
     on.backend.takeover([])  # refused: takeover
 
 
@@ -71,3 +88,33 @@ script = Anarchon(Celery("script"), backend=RedisBackend(strategy={"name": "scri
 script.every("a", 1, "task", max_attempts=2)  # refused: max_attempts
 stream = Anarchon(Celery("stream"), backend=ValkeyBackend("valkey://localhost", "stream-id"))
 stream.cron("a", "@daily", "task", overlap="skip")  # refused: overlap
+
+
+# Brokers: what needs leases, and history by age.
+rabbitmq = Anarchon(Celery("rabbitmq"), backend=RabbitMQBackend(strategy="stream"))
+rabbitmq.every("a", 1, "task", overlap="skip")  # refused: overlap
+rabbitmq.every("b", 1, "task", max_attempts=2)  # refused: max_attempts
+rabbitmq.every("c", 1, "task", catch_up="1h")  # refused: catch_up
+rabbitmq.every("d", 1, "task", coalesce="all")  # refused: coalesce
+rabbitmq.every("e", 1, "task", history_ttl="1d")  # refused: history_ttl
+rabbitmq.every("f", 1, "task", jiter=5)  # refused: jiter
+rabbitmq.backend.takeover([])  # refused: takeover
+nats = Anarchon(Celery("nats"), backend=NatsBackend())
+nats.cron("a", "@daily", "task", overlap="queue_one")  # refused: overlap
+nats.cron("b", "@daily", "task", queue_timeout=5)  # refused: queue_timeout
+nats.cron("c", "@daily", "task", history_ttl="1d")  # refused: history_ttl
+nats.at("d", "2030-01-01T00:00Z", "task", on_unknown="skip")  # refused: on_unknown
+nats.at("e", "2030-01-01T00:00Z", "task", history_ttl="1d")  # refused: history_ttl
+
+# The same as defaults.
+Anarchon(app, backend=RabbitMQBackend(), overlap="skip")  # refused: overlap
+Anarchon(app, backend=RabbitMQBackend(), max_attempts=2)  # refused: max_attempts
+Anarchon(app, backend=RabbitMQBackend(), history_ttl="1d")  # refused: history_ttl
+Anarchon(app, backend=NatsBackend(), catch_up="1h")  # refused: catch_up
+Anarchon(app, backend=NatsBackend(), coalesce="all")  # refused: coalesce
+Anarchon(app, backend=NatsBackend(), queue_timeout="1h")  # refused: queue_timeout
+Anarchon(app, backend=NatsBackend(), on_unknown="skip")  # refused: on_unknown
+Anarchon(app, backend=NatsBackend(), jiter=5)  # refused: jiter
+Anarchon(app, backend=RedisBackend(strategy="script"), max_attempts=2)  # refused: max_attempts
+Anarchon(app, backend=ValkeyBackend("valkey://localhost", "stream-id"), overlap="skip")  # refused: overlap
+Anarchon(app, backend=SqliteBackend(), overlap="never")  # refused: overlap

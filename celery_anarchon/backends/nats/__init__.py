@@ -5,8 +5,10 @@ A reader's path: :mod:`.store` (streams, claims, history), :mod:`.connection` (t
 
 from __future__ import annotations
 
+import importlib
 import ssl
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from celery_anarchon.backends.nats.connection import Connection, Handed, Own
@@ -45,7 +47,7 @@ class NatsBackend(NatsStore):
         connection: Any = None,
         stream: str = "CRON",
         prefix: str = "cron.",
-        duplicate_window: Any = 300,
+        duplicate_window: float | timedelta | str = 300,
         history_size: int = 1000,
         replicas: int = 1,
         credentials: str | None = None,
@@ -104,6 +106,12 @@ def _own(servers: Any, credentials: str | None, tls: Any) -> Connection:
         raise ConfigurationError("servers=...: give a URL such as nats://host:4222, or a list of them")
     options: dict[str, Any] = {}
     if credentials is not None:
+        try:
+            importlib.import_module("nkeys")
+        except ImportError as error:
+            raise ConfigurationError(
+                'credentials=... needs the package nkeys: pip install "celery-anarchon[nats]"'
+            ) from error
         options["user_credentials"] = credentials
     context = _context(tls)
     if context is not None:
@@ -127,6 +135,8 @@ def _context(tls: Any) -> ssl.SSLContext | None:
         return tls
     if not isinstance(tls, Mapping) or set(tls) - {"ca", "cert", "key"}:
         raise ConfigurationError("tls=...: give an ssl.SSLContext, or a mapping of paths with ca, cert, key")
+    if "key" in tls and "cert" not in tls:
+        raise ConfigurationError("tls=...: key goes with cert: give both, or the latter with both in it")
     try:
         context = ssl.create_default_context(cafile=tls.get("ca"))
         if "cert" in tls:

@@ -75,6 +75,7 @@ class NatsStore(AppendingStore):
         history_by_age=False,
         knows_owner=True,
         exact_history=False,
+        one_history_size=True,
     )
 
     def __init__(

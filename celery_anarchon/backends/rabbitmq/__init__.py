@@ -7,7 +7,8 @@ A reader's path: :mod:`.claims` (who was first), :mod:`.store` (the operations, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal
 
 from celery_anarchon.backends.rabbitmq.address import TLS_OPTIONS, address_of_connection, address_of_url
 from celery_anarchon.backends.rabbitmq.store import RabbitMQStore
@@ -37,8 +38,8 @@ class RabbitMQBackend(RabbitMQStore):
         *,
         connection: Any = None,
         prefix: str = "cron.",
-        slot_ttl: Any = 300,
-        strategy: str = "queue",
+        slot_ttl: float | timedelta | str = 300,
+        strategy: Literal["queue", "stream"] = "queue",
         ssl: Any = None,
         early_tolerance: Millis = 5_000,
     ) -> None:

@@ -134,6 +134,8 @@ def _tls(given: Any, secure: bool) -> Any:
         return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}
     if isinstance(given, Mapping):
         options = {str(name).removeprefix("ssl_"): value for name, value in given.items()}
+        if "keyfile" in options and "certfile" not in options:
+            raise ConfigurationError("ssl_keyfile goes with ssl_certfile: give both, or the latter with both in it")
         options.setdefault("cert_reqs", ssl.CERT_REQUIRED)
         if options["cert_reqs"] != ssl.CERT_NONE:
             options.setdefault("server_hostname", None)

@@ -218,6 +218,10 @@ def _address(kind: str, text: str, hosts: Sequence[Host], given: dict[str, Any],
         raise ConfigurationError(f"{text}: say which master the sentinels watch, as in ?master_name=mymaster")
     if kind != "sentinel" and "master_name" in given:
         raise ConfigurationError(f"{text}: master_name is for sentinel:// only")
+    if "ssl_keyfile" in given and "ssl_certfile" not in given:
+        raise ConfigurationError(
+            f"{text}: ssl_keyfile goes with ssl_certfile: give both, or the latter with both in it"
+        )
     if kind == "cluster" and db:
         raise ConfigurationError(f"{text}: a cluster has database 0 only; keep services apart with prefix=...")
     return Address(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from celery_anarchon.backends.base import (
     GIVEN_UP,
     NEVER_A_RUN,
+    AgedBackend,
     ClaimRequest,
     ClaimResult,
     Confirmation,
@@ -49,7 +50,7 @@ def horizon_of(memory: Millis) -> Millis:
     return memory * 4 // 5
 
 
-class RedisClaims(RedisBatches):
+class RedisClaims(RedisBatches, AgedBackend):
     """Subclasses are the strategies."""
 
     strategy: ClassVar[str]

@@ -134,6 +134,10 @@ class Opener:
         except self._driver.failures as error:
             disconnect(link)
             raise connect_failure(where, error) from error
+        except (TypeError, ValueError) as error:
+            # An option that the driver looks at only now.
+            disconnect(link)
+            raise Unusable(f"{where}: {words_of(error)}") from error
         except BaseException:
             disconnect(link)
             raise
