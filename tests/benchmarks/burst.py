@@ -147,6 +147,8 @@ def a_beat(url: str, jobs: int, period: int, one_step: bool, templates: bool) ->
         beat_schedule=schedule(jobs, float(period)),
         anarchon_backend=f"{url}?prefix=burst:",
         anarchon_one_step=one_step,
+        # On a machine that stands still for a while the slots of that while are sent as well, and the count is right.
+        anarchon_coalesce="all",
     )
     if not templates:
         # Whoever listens may change any message, so each is built anew.

@@ -129,7 +129,12 @@ def command(text: str | None, sizes: Mapping[str, Any], tiny: Mapping[str, Any],
         name: value if given[name] is None else given[name]
         for name, value in {**sizes, **(tiny if given["tiny"] else {})}.items()
     }
-    write(given["output"], {**about(), "benchmarks": {measure.__module__: run(measure, chosen)}})
+    write(given["output"], {**about(), "benchmarks": {_file(measure): run(measure, chosen)}})
+
+
+def _file(function: Callable[..., Any]) -> str:
+    """The benchmark that it is from, whichever way that was started."""
+    return Path(inspect.getfile(function)).stem
 
 
 # --- a Python of its own ----------------------------------------------------------------------------------------------
@@ -148,7 +153,7 @@ class Apart:
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-c", "import figures; figures.serve()"),
-                *(Path(inspect.getfile(function)).stem, function.__name__, json.dumps(words)),
+                *(_file(function), function.__name__, json.dumps(words)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

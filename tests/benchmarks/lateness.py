@@ -121,7 +121,7 @@ def at_the_minute(table: Table, server: Any, sizes: SimpleNamespace) -> None:
 
 def every_second(table: Table, server: Any, sizes: SimpleNamespace) -> None:
     jobs = max(1, sizes.jobs // 10)
-    for beats in (1, 2):
+    for beats in (1, 2) if sizes.minutes else (2,):
         with a_fleet(server, OURS, jobs=jobs, every=1.0) as (start, arrivals):
             for number in range(beats):
                 start(f"beat{number}")
