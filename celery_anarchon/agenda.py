@@ -13,7 +13,7 @@ from celery_anarchon.model import Millis
 from celery_anarchon.timetable import Chain
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Watched:
     """A job and how far this beat has come with it."""
 

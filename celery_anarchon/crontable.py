@@ -31,7 +31,7 @@ _REACH = 2 * DAY
 class Cron:
     """Slots of crontab fields in a zone (a :class:`celery_anarchon.timetable.Timetable`)."""
 
-    __slots__ = ("_clock", "fields", "key", "zone")
+    __slots__ = ("_clock", "_coming", "fields", "key", "zone")
 
     def __init__(self, fields: CronFields, zone: ZoneInfo) -> None:
         if zone.key is None:
@@ -40,11 +40,23 @@ class Cron:
         self.zone = zone
         self.key = f"cron {fields.text} {zone.key}"
         self._clock = wall_clock(zone)
+        self._coming: tuple[Millis, Millis] = (0, 0)
+        """An instant that was asked about and the slot after it. Replaced as one, so that threads may share it."""
 
     def __repr__(self) -> str:
         return f"<{self.key}>"
 
     def next(self, after: Millis) -> Millis | None:
+        asked, coming = self._coming
+        if asked <= after < coming:
+            # No slot lies between the two. Many jobs share this object, and ask about nearly the same instant.
+            return coming
+        found = self._next(after)
+        if found is not None:
+            self._coming = after, found
+        return found
+
+    def _next(self, after: Millis) -> Millis | None:
         instant = max(after // 1000, FIRST)
         slot = self._real_after(instant) if self.fields.every_hour else self._timed_after(instant)
         return None if slot is None or slot > LAST else slot * 1000

@@ -12,6 +12,7 @@ from celery.beat import ScheduleEntry
 from celery.schedules import crontab
 
 from celery_anarchon import wire
+from celery_anarchon.alike import Alike
 from celery_anarchon.choice import jobs_setting, own_settings
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import ConfigurationError, OptionError
@@ -72,6 +73,7 @@ class JobFactory:
     _by_name: dict[str, dict[str, Any]] = field(init=False)
     _defaults: Mapping[str, Any] = field(init=False)
     _option_settings: dict[str, Any] = field(init=False)
+    _alike: Alike = field(init=False)
 
     def __post_init__(self) -> None:
         given = own_settings(self.app)
@@ -87,6 +89,7 @@ class JobFactory:
         check_defaults("setting 'anarchon_...':", self._option_settings, self.traits, self.store)
         self._defaults = getattr(installed, "option_defaults", {})
         check_defaults("Anarchon(...):", self._defaults, self.traits, self.store)
+        self._alike = Alike(self.app)
 
     def check_names(self, names: Iterable[str]) -> None:
         """Refuse an ``anarchon_jobs`` key that names none of *names*: its options would be silently ignored.
@@ -123,7 +126,10 @@ class JobFactory:
                 wanted = "a list or tuple" if key == "args" else "a mapping"
                 raise ConfigurationError(f"job {name!r}: key {key!r} must be {wanted}, not {definition[key]!r}")
         try:
-            return self.entry_class(**dict(definition, name=name, app=self.app))
+            schedule = self._alike.schedule(definition["schedule"], definition.get("relative"))
+            # When beat started: stock works it out anew for each entry, and here nothing depends on it.
+            given = {**definition, "schedule": schedule, "last_run_at": self._alike.started}
+            return self.entry_class(**given, name=name, app=self.app)
         except Exception as error:
             raise ConfigurationError(f"job {name!r}: {error}") from error
 
@@ -141,9 +147,15 @@ class JobFactory:
         try:
             schedule = timetable_by_class(entry.schedule, job=name, app=self.app)
             kind = kind_of(schedule, job=name)
-            sources = self._sources(name, kind, entry, given)
-            options = job_options(name, kind, sources, self.traits, self.settings, self.store)
-            timetable = timetable_of(schedule, job=name, app=self.app, offset=options.offset, timezone=options.timezone)
+            options = self._job_options(name, kind, entry, given)
+            timetable = timetable_of(
+                schedule,
+                job=name,
+                app=self.app,
+                offset=options.offset,
+                timezone=options.timezone,
+                apps_zone=self._alike.zone,
+            )
             check_pace(name, options, timetable, self.traits, SystemClock().wall(), self.store)
         except ConfigurationError:
             raise
@@ -180,11 +192,27 @@ class JobFactory:
         if task in CANVAS or not self.traits.follows_runs:
             return None
         default = DAY if options.overlap is Overlap.ALLOW else HOUR
-        return Terms(
-            lease=self.settings.lease,
-            queue_timeout=options.queue_timeout or max(0, _span(expires) or 0) or default,
-            max_attempts=options.max_attempts,
-            overlap=options.overlap,
+        return self._alike.one(
+            Terms(
+                lease=self.settings.lease,
+                queue_timeout=options.queue_timeout or max(0, _span(expires) or 0) or default,
+                max_attempts=options.max_attempts,
+                overlap=options.overlap,
+            )
+        )
+
+    def _job_options(self, name: str, kind: Kind, entry: ScheduleEntry, given: Mapping[str, Any]) -> JobOptions:
+        def resolved() -> JobOptions:
+            sources = self._sources(name, kind, entry, given)
+            return job_options(name, kind, sources, self.traits, self.settings, self.store)
+
+        if given or name in self._by_name:
+            return self._alike.one(resolved())
+        # Most jobs have no options of their own: what the defaults make of such a job depends on its class alone, and
+        # on whether it names a zone.
+        schedule = entry.schedule
+        return self._alike.options(
+            (kind, isinstance(schedule, crontab), isinstance(schedule, cron) and schedule.zone is not None), resolved
         )
 
     def _sources(self, name: str, kind: Kind, entry: ScheduleEntry, given: Mapping[str, Any]) -> OptionSources:

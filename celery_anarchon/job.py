@@ -11,7 +11,7 @@ from celery_anarchon.options import JobOptions
 from celery_anarchon.timetable import Timetable
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """What the engine needs of a schedule entry.
 

@@ -75,12 +75,18 @@ class Newcomers:
         for job, cursor in zip(jobs, self._cursors(jobs), strict=True):
             del self._waiting[job.name]
             self._plan_again(self._agenda.watch(job, cursor, self._since))
+        if not self._waiting:
+            # A dict keeps the room of what it once held.
+            self._waiting = {}
 
     def _cursors(self, jobs: Sequence[Job]) -> list[Millis]:
         cursors: list[Millis] = []
+        same: dict[Millis, Millis] = {}
         for job, known in zip(jobs, self._roster.first_sight(jobs), strict=True):
             at = job.timetable.instant if isinstance(job.timetable, At) else None
             if at is not None and known.last is None and at <= known.since and self._roster.registers:
                 self._missed(job, at)
-            cursors.append(known.since if known.last is None else max(known.since, known.last))
+            cursor = known.since if known.last is None else max(known.since, known.last)
+            # Jobs that the store saw in one step share the number, too: there may be very many.
+            cursors.append(same.setdefault(cursor, cursor))
         return cursors

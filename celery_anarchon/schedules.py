@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone, tzinfo
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -312,18 +312,21 @@ def timetable_of(  # noqa: PLR0911 - one return per kind
     app: Celery,
     offset: Millis | str | None = None,
     timezone: str | None = None,
+    apps_zone: Callable[[], ZoneInfo] | None = None,
 ) -> Timetable:
     """The timetable of a schedule entry's *schedule*: a number of seconds, a timedelta, Celery's ``schedule``,
     ``crontab`` (with the zone of its ``tz``) or ``solar``, or :class:`every`, :class:`cron`, :class:`at`.
 
     :param offset: the job option: milliseconds, or ``"auto"`` for crc32 of the job's name modulo the interval.
     :param timezone: the job option: name of the zone of a crontab that does not name its own.
+    :param apps_zone: what tells the app's zone, for callers that ask for many jobs; None: the app is asked.
     :raises OptionError: *offset* or *timezone* where they mean nothing, or against what the schedule itself says.
     :raises ConfigurationError: a schedule that cannot mean the same slots on every host, or that never comes.
 
     Every text names the job, what is wrong, and the fix.
     """
     schedule = timetable_by_class(schedule, job=job, app=app)
+    apps_zone = apps_zone or partial(app_zone, app)
     with named(f"job {job!r}"):
         kind = _kind(schedule)
         if offset is not None and kind is not Kind.INTERVAL:
@@ -335,20 +338,23 @@ def timetable_of(  # noqa: PLR0911 - one return per kind
         if type(schedule) is stock.solar:
             return Solar(schedule.event, schedule.lat, schedule.lon)
         if isinstance(schedule, at):
-            return schedule.timetable_in(_UTC if schedule._aware else app_zone(app))
+            return schedule.timetable_in(_UTC if schedule._aware else apps_zone())
         if isinstance(schedule, every):
             return _interval(schedule.every_ms, _one_offset(schedule.offset, offset), job)
         if isinstance(schedule, cron):
             # By name again: the object may be older than a change of where zones are read from.
             own = None if schedule.zone is None else zone_of(schedule.zone.key)
-            zone = _one_zone(own, timezone) or app_zone(app)
+            zone = _one_zone(own, timezone) or apps_zone()
             return cron_from_text(schedule.text, zone, seconds=schedule.seconds)
         if isinstance(schedule, stock.crontab):
-            zone = _one_zone(own_zone(schedule, app), timezone) or app_zone(app)
-            return _cron_of_sets(schedule, zone)
+            zone = _one_zone(own_zone(schedule, app), timezone) or apps_zone()
+            timetable = _cron_of_sets(schedule, zone)
+            if type(schedule) is stock.crontab:
+                _share_sets(schedule)
+            return timetable
         if isinstance(schedule, stock.schedule):
             if kind is Kind.CRON:
-                zone = _one_zone(None, timezone) or app_zone(app)
+                zone = _one_zone(None, timezone) or apps_zone()
                 return _cron_of_sets(_relative_crontab(schedule.run_every), zone)
             if schedule.relative:
                 logger.warning(
@@ -423,13 +429,19 @@ def _a(kind: Kind) -> str:
 
 def _interval(every_ms: Millis, offset: Millis | str | None, job: str) -> Interval:
     if offset is None:
-        return Interval(every_ms)
+        return _grid(every_ms, 0)
     if isinstance(offset, str):
-        Interval(every_ms)
+        grid = _grid(every_ms, 0)
         if offset == "auto":
             # Not hash(): that differs from process to process.
-            return Interval(every_ms, binascii.crc32(job.encode()) % every_ms)
+            return _grid(every_ms, binascii.crc32(job.encode()) % grid.every)
         offset = parse_duration(offset, "option 'offset'", negative=True)
+    return _grid(every_ms, offset)
+
+
+@lru_cache(maxsize=4096)
+def _grid(every_ms: Millis, offset: Millis) -> Interval:
+    """Equal definitions share one object."""
     return Interval(every_ms, offset)
 
 
@@ -464,6 +476,23 @@ def _cron_of_sets(schedule: Any, zone: ZoneInfo) -> Timetable:
         schedule.day_of_week,
         zone,
     )
+
+
+_SETS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+
+
+def _share_sets(schedule: Any) -> None:
+    """Each crontab holds five sets of its own, up to 9 kB, and a schedule has few that differ. Celery only reads them,
+    so equal ones can be one frozen set."""
+    for name in _SETS:
+        values = getattr(schedule, name)
+        if type(values) is set:
+            setattr(schedule, name, _one_set(frozenset(values)))
+
+
+@lru_cache(maxsize=4096)
+def _one_set(values: frozenset[int]) -> frozenset[int]:
+    return values
 
 
 def _relative_crontab(run_every: timedelta) -> Any:

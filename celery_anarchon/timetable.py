@@ -56,7 +56,7 @@ class Timetable(Protocol):
 class Interval:
     """Slots at ``offset + k * every`` from 1970-01-01T00:00Z, for every whole k."""
 
-    __slots__ = ("every", "key", "offset")
+    __slots__ = ("_coming", "every", "key", "offset")
 
     def __init__(self, every_ms: Millis, offset_ms: Millis = 0) -> None:
         """
@@ -69,12 +69,19 @@ class Interval:
         self.every = every_ms
         self.offset = offset_ms % every_ms
         self.key = f"interval {self.every} {self.offset}"
+        self._coming: Millis = 0
 
     def __repr__(self) -> str:
         return f"<{self.key}>"
 
     def next(self, after: Millis) -> Millis:
-        return after + self.every - (after - self.offset) % self.every
+        coming = after + self.every - (after - self.offset) % self.every
+        told = self._coming
+        if coming == told:
+            # The very number that was told before: many jobs share this object, and each of them keeps it.
+            return told
+        self._coming = coming
+        return coming
 
     def last(self, until: Millis) -> Millis:
         return until - (until - self.offset) % self.every

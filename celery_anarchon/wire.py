@@ -10,6 +10,7 @@ import json
 import re
 import uuid
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 from typing import Any
 
 from celery_anarchon.model import Millis, OnUnknown, Run, Terms
@@ -63,6 +64,7 @@ def run_id(namespace: str, job: str, slot: Millis) -> str:
     return str(uuid.uuid5(_RUN_IDS, name))
 
 
+@lru_cache(maxsize=4096)
 def fingerprint(timetable_key: str) -> str:
     """Sixteen hex digits that stand for one meaning of a schedule: equal keys, equal fingerprint, on every host."""
     return hashlib.sha256(timetable_key.encode()).hexdigest()[:16]

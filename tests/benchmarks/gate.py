@@ -1,6 +1,6 @@
 """What the gate costs a worker's main process, per task: tracked, untracked, and without the gate, in one run.
 
-    python tests/benchmarks/gate.py [TASKS]
+    python tests/benchmarks/gate.py [--tasks 2000] [--turns 3]
 
 Prefork, two children, an empty task, Redis as broker and store. The figures are CPU milliseconds of the main process by
 the kernel's account, so they depend little on what else the machine does.
@@ -8,18 +8,17 @@ the kernel's account, so they depend little on what else the machine does.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
+import statistics
 import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from types import SimpleNamespace
 
 import redis
+from figures import Table, command
 from servers import redis_server
 from support.beats import until
 from support.crew import Crew
@@ -28,6 +27,9 @@ from support.redis_servers import RESP2
 from celery_anarchon import wire
 from celery_anarchon.backends.base import ClaimRequest, Confirmation
 from celery_anarchon.model import OnUnknown, Terms
+
+SIZES = {"tasks": 2_000, "turns": 3}
+TINY = {"tasks": 5, "turns": 1}
 
 TICKS = os.sysconf("SC_CLK_TCK")
 TERMS = Terms(lease=30_000, queue_timeout=3_600_000)
@@ -59,7 +61,7 @@ def a_worker(folder: Path, url: str, gate: str) -> Iterator[tuple[Crew, int]]:
         crew.close()
 
 
-def measure(folder: Path, url: str, kind: str, count: int) -> float:
+def one(folder: Path, url: str, kind: str, count: int) -> float:
     """CPU milliseconds of the main process for each of *count* tasks."""
     with a_worker(folder, url, "no" if kind == "without" else "yes") as (crew, pid), redis.Redis.from_url(url) as raw:
         headers = [{"plain": 1}] * count
@@ -91,25 +93,18 @@ def measure(folder: Path, url: str, kind: str, count: int) -> float:
         return (cpu_ms(pid) - before) / count
 
 
-def main(count: int = 2_000) -> None:
-    with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder), private=True) as server:
+def measure(sizes: SimpleNamespace) -> Iterator[Table]:
+    table = Table(f"The gate: CPU ms of a worker's main process for each of {sizes.tasks:,} tasks")
+    with tempfile.TemporaryDirectory() as name, redis_server(Path(name), private=True) as server:
         found: dict[str, list[float]] = {"without": [], "untracked": [], "tracked": []}
-        for turn in range(3):
+        for turn in range(sizes.turns):
             for kind, figures in found.items():
-                figures.append(measure(Path(folder) / f"{kind}{turn}", server.url, kind, count))
-        median = {kind: round(sorted(figures)[1], 3) for kind, figures in found.items()}
-        print(
-            json.dumps(
-                {
-                    "tasks": count,
-                    "main_process_cpu_ms_per_task": median,
-                    "gate_ms_per_tracked_task": round(median["tracked"] - median["without"], 3),
-                    "gate_ms_per_untracked_task": round(median["untracked"] - median["without"], 3),
-                },
-                indent=2,
-            )
-        )
+                figures.append(one(Path(name) / f"{kind}{turn}", server.url, kind, sizes.tasks))
+    median = {kind: statistics.median(figures) for kind, figures in found.items()}
+    for kind, figure in median.items():
+        table.add(kind, cpu_ms=figure, gate_ms=figure - median["without"])
+    yield table
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    command(__doc__, SIZES, TINY, measure)

@@ -2,37 +2,37 @@
 
     python tests/benchmarks/slots.py [--jobs 10000] [--rounds 300] [-o slots.json]
 
-Prints medians and ratios, and writes them as JSON; asserts nothing, because a machine is not a test.
-
 Each figure is the median of calls at instants spread over two years, in a zone that changes its clock. Ours and
 croniter's are asked for the slot after an instant; Celery's for the time that remains, which is how beat learns it.
+Ours is the search itself: where many jobs have one rule, most are answered out of what it found for another.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import celery
-import croniter as croniter_package
 from celery import Celery
 from celery.schedules import crontab
 from croniter import croniter
+from figures import Table, command
 
+from celery_anarchon.cli.processes import clean_environment
 from celery_anarchon.crontable import _shared, cron_from_text
 from celery_anarchon.entries import jobs_of
+
+SIZES = {"jobs": 10_000, "rounds": 300}
+TINY = {"jobs": 20, "rounds": 3}
 
 ZONE = ZoneInfo("Europe/Paris")
 BEGIN = 1_767_225_600_000
@@ -48,6 +48,9 @@ TEXTS = (
     "0 0 1 1 *",
     "*/20 8-18 * * 1-5",
 )
+
+
+RATIOS = ("croniter/ours", "celery/ours")
 
 
 def median(calls: Sequence[Callable[[], Any]]) -> float:
@@ -82,13 +85,13 @@ def one(text: str, rounds: int) -> dict[str, float]:
         return stock.remaining_estimate(moments[number])
 
     figures = {
-        "ours": median([lambda at=at: ours.next(at) for at in instants]),  # type: ignore[misc]
+        "ours": median([lambda at=at: ours._next(at) for at in instants]),  # type: ignore[misc]
         "croniter": median([lambda n=n: search(n) for n in range(rounds)]),  # type: ignore[misc]
         "celery": median([lambda n=n: remain(n) for n in range(rounds)]),  # type: ignore[misc]
     }
     figures["croniter/ours"] = figures["croniter"] / figures["ours"]
     figures["celery/ours"] = figures["celery"] / figures["ours"]
-    return {name: round(value, 2) for name, value in figures.items()}
+    return figures
 
 
 def many(jobs: int) -> dict[str, float]:
@@ -105,9 +108,8 @@ def many(jobs: int) -> dict[str, float]:
         job.timetable.next(BEGIN)
     asked = time.perf_counter() - begin
     return {
-        "jobs": jobs,
-        "read s": round(read, 3),
-        "next of each s": round(asked, 3),
+        "read s": read,
+        "next of each s": asked,
         "enumerators": len({id(job.timetable) for job in found}),
     }
 
@@ -123,73 +125,40 @@ app.conf.beat_schedule = {{
 """
 
 
-def command(jobs: int) -> dict[str, float]:
-    """``celery anarchon next`` as a user calls it, the start of Python and of Celery's command line included, and
-    without one job beside it."""
-    figures = {}
-    for number in (jobs, 1):
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "many.py").write_text(APP.format(jobs=number))
-            words = [sys.executable, "-m", "celery", "-A", "many", "anarchon", "next", "--count", "10", "--json"]
-            taken, used = [], []
-            for _ in range(3):
-                begin, before = time.perf_counter(), os.times()
-                subprocess.run(
-                    words, cwd=folder, env={**os.environ, "PYTHONPATH": folder}, check=True, stdout=subprocess.DEVNULL
-                )
-                taken.append(time.perf_counter() - begin)
-                after = os.times()
-                used.append(after.children_user + after.children_system - before.children_user - before.children_system)
-            figures[f"{number} jobs s"] = round(statistics.median(taken), 2)
+def next_command(jobs: int) -> dict[str, float]:
+    """``celery anarchon next`` as a user calls it, the start of Python and of Celery's command line included."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "many.py").write_text(APP.format(jobs=jobs))
+        words = [sys.executable, "-m", "celery", "-A", "many", "anarchon", "next", "--count", "10", "--json"]
+        environment = clean_environment(PYTHONPATH=folder)
+        taken, used = [], []
+        for _ in range(3):
+            begin, before = time.perf_counter(), os.times()
+            subprocess.run(words, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+            taken.append(time.perf_counter() - begin)
+            after = os.times()
             # What others do on the machine meanwhile does not count here.
-            figures[f"{number} jobs cpu s"] = round(statistics.median(used), 2)
-    return figures
+            used.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    return {"wall s": statistics.median(taken), "cpu s": statistics.median(used)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("-o", "--output", type=Path, help="write the figures there, as JSON")
-    given = parser.parse_args()
-
-    print(f"{'next slot, us':<22} {'ours':>8} {'croniter':>9} {'celery':>8} {'croniter/ours':>14} {'celery/ours':>12}")
-    crontabs = {}
+def measure(sizes: SimpleNamespace) -> Iterator[Table]:
+    each = Table("The slot after an instant, us")
     for text in TEXTS:
-        figures = crontabs[text] = one(text, given.rounds)
-        print(
-            f"{text:<22} {figures['ours']:>8.1f} {figures['croniter']:>9.1f} {figures['celery']:>8.1f} "
-            f"{figures['croniter/ours']:>14.1f} {figures['celery/ours']:>12.1f}"
-        )
-    slowest = max(figures["ours"] for figures in crontabs.values())
-    ratio = {
-        name: round(statistics.median(figures[name] for figures in crontabs.values()), 2)
-        for name in ("ours", "croniter/ours", "celery/ours")
-    }
-    print(f"median of all: ours {ratio['ours']} us; slowest of ours {slowest} us")
-    schedule = many(given.jobs)
-    print(
-        f"a schedule of {given.jobs} crontabs: read in {schedule['read s']} s, next of each in "
-        f"{schedule['next of each s']} s, {schedule['enumerators']} enumerators"
+        each.add(text, **one(text, sizes.rounds))
+    each.add(
+        "median of all",
+        **{name: statistics.median(row[name] for row in each.rows.values()) for name in ("ours", *RATIOS)},
     )
-    called = command(given.jobs)
-    print("celery anarchon next: " + ", ".join(f"{name[:-2]} in {value} s" for name, value in called.items()))
-    report = {
-        "python": platform.python_version(),
-        "celery": celery.__version__,
-        "croniter": getattr(croniter_package, "__version__", ""),
-        "next slot us": crontabs,
-        "median": ratio,
-        "slowest us": slowest,
-        "schedule": schedule,
-        "celery anarchon next": called,
-    }
-    text = json.dumps(report, indent=2)
-    if given.output is None:
-        print(text)
-    else:
-        given.output.write_text(text + "\n")
+    yield each
+    schedule = Table(
+        "A schedule of crontabs in a hundred spellings: reading it, the first slot of each, and the command"
+    )
+    schedule.add(f"{sizes.jobs:,} jobs", **many(sizes.jobs))
+    for jobs in (sizes.jobs, 1):
+        schedule.add(f"celery anarchon next, {jobs:,} job{'s' if jobs > 1 else ''}", **next_command(jobs))
+    yield schedule
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, SIZES, TINY, measure)

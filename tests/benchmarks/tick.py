@@ -2,18 +2,19 @@
 
     python tests/benchmarks/tick.py [--most 100000]
 
-Prints medians and ratios; asserts nothing, because a machine is not a test.
+Medians; ``idle.py`` has the same of whole beats.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 from celery import Celery, beat
+from figures import Table, command
 
 from celery_anarchon.backends.memory import MemoryBackend, MemoryStore
 from celery_anarchon.dispatcher import Dispatcher
@@ -23,6 +24,9 @@ from celery_anarchon.options import JobOptions
 from celery_anarchon.publishing import Dispatch
 from celery_anarchon.testing.clock import ManualClock
 from celery_anarchon.timetable import Interval
+
+SIZES = {"most": 100_000}
+TINY = {"most": 200}
 
 START: Millis = 1_774_746_000_000
 ROUNDS = 200
@@ -75,18 +79,15 @@ def median(step: Callable[[], object], rounds: int = ROUNDS) -> float:
     return statistics.median(times)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--most", type=int, default=100_000)
-    most = parser.parse_args().most
-    print(f"{'idle jobs':>10} {'ours, one due':>15} {'stock, none due':>17}")
-    figures = {}
-    for idle in (100, most):
-        figures[idle] = ours(idle), stock(idle)
-        print(f"{idle:>10} {figures[idle][0] * 1e6:>12.0f} us {figures[idle][1] * 1e6:>14.0f} us")
-    ratios = [figures[most][side] / figures[100][side] for side in (0, 1)]
-    print(f"{'ratio':>10} {ratios[0]:>15.2f} {ratios[1]:>17.2f}")
+def measure(sizes: SimpleNamespace) -> Iterator[Table]:
+    table = Table("One tick among idle jobs, the dispatcher alone on a store in memory")
+    for idle in (100, sizes.most):
+        due, none = ours(idle), stock(idle)
+        table.add(f"{idle:,} idle", ours_one_due_us=due * 1e6, stock_none_due_us=none * 1e6, stock_over_ours=none / due)
+    few, many = table.rows.values()
+    table.add("many over few", **{name: many[name] / few[name] for name in ("ours one due us", "stock none due us")})
+    yield table
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, SIZES, TINY, measure)

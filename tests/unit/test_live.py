@@ -90,6 +90,30 @@ def test_a_mapping_that_the_user_still_holds_is_not_forgotten() -> None:
     assert set(app.conf.beat_schedule) == {"b", "c"}
 
 
+def test_the_mapping_that_the_user_holds_is_compared_with_what_it_was_itself() -> None:
+    """One picture serves for both mappings, until one of them changes."""
+    held = {"a": dict(A), "b": dict(A)}
+    app = Celery("live", set_as_current=False)
+    app.conf.beat_schedule = held
+    clock = ManualClock()
+    watched = WatchedSchedule(app, 60, clock)
+    app.conf.beat_schedule["b"] = {**A, "schedule": 9}
+    assert watched.changed() == {"b"}
+    clock.advance(60_000)
+    assert watched.changed() == set()
+    assert app.conf.beat_schedule["b"]["schedule"] == 9, "nothing changed in the mapping that the user holds"
+
+
+@pytest.mark.parametrize(("before", "after"), [([1], (1,)), ({"a": 1}, [("a", 1)]), ({"a": 1}, (("a",), 1))])
+def test_a_change_of_type_inside_an_entry_is_a_change(app: Celery, before: Any, after: Any) -> None:
+    clock = ManualClock()
+    app.conf.beat_schedule["a"] = {**A, "args": [before]}
+    watched = WatchedSchedule(app, 60, clock)
+    app.conf.beat_schedule["a"]["args"] = [after]
+    clock.advance(60_000)
+    assert watched.changed() == {"a"}
+
+
 def test_under_a_namespace() -> None:
     class Settings:
         CELERY_BEAT_SCHEDULE = {"a": dict(A)}  # noqa: RUF012 - settings modules look like this
