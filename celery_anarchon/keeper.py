@@ -36,8 +36,9 @@ from celery_anarchon.wire import time_text
 logger = logging.getLogger("celery_anarchon.worker")
 
 ROWS_A_CALL = 500
-GATHER = 0.02
-"""Seconds that the end of a run waits for others to go with it."""
+GATHER = 0.05
+"""Seconds that the end of a run waits for others to go with it. A call costs its thread three waits, whatever it tells:
+at 100 short runs a second that is a fifth of what telling each would cost the worker's main process."""
 LAST_WORDS = 3.0
 """Seconds that a stopping worker gives the store to hear the ends of its runs."""
 

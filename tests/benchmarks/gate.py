@@ -1,21 +1,27 @@
 """What the gate costs a worker's main process, per task: tracked, untracked, and without the gate, in one run.
 
-    python tests/benchmarks/gate.py [TASKS]
+    python tests/benchmarks/gate.py [TASKS [ROUNDS]]
 
-Prefork, two children, an empty task, Redis as broker and store. The figures are CPU milliseconds of the main process by
-the kernel's account, so they depend little on what else the machine does.
+Prefork, two children, an empty task, Redis as broker and store; two workers, one with the gate and one without, that
+work in turns. In a *burst* all messages are there at once; *apart* they come at 100 a second, so that hardly any two
+share a call to the store. The figures are CPU milliseconds of the main process, all its threads, by the kernel's
+account: the median over the rounds, and of each round's difference to the worker without the gate.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -31,15 +37,63 @@ from celery_anarchon.model import OnUnknown, Terms
 
 TICKS = os.sysconf("SC_CLK_TCK")
 TERMS = Terms(lease=30_000, queue_timeout=3_600_000)
+APART = 0.01
+KINDS = ("without", "untracked", "tracked")
 
 
 def cpu_ms(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * 1000 / TICKS
+    """Of the process and all its threads, to the nanosecond where the kernel says so."""
+    try:
+        threads = Path(f"/proc/{pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e6
+    except (FileNotFoundError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * 1000 / TICKS
+
+
+class Site:
+    """A worker, its broker, and the run records of its store."""
+
+    def __init__(self, crew: Crew, pid: int, raw: Any) -> None:
+        self.crew = crew
+        self.pid = pid
+        self.raw = raw
+        self.app = crew.app()
+        self._jobs = 0
+
+    def headers(self, kind: str, count: int) -> tuple[list[str], list[dict[str, Any]]]:
+        """The jobs, and a message's headers for each; a tracked one has its record."""
+        if kind != "tracked":
+            return [], [{"plain": 1}] * count
+        reader, self._jobs = self.crew.reader, self._jobs + count
+        slot = reader.now() - 1
+        jobs = [f"job-{number}" for number in range(self._jobs - count, self._jobs)]
+        reader.claim([ClaimRequest(job=job, slot=slot, owner="b", beat="b", lease=60_000, terms=TERMS) for job in jobs])
+        reader.confirm([Confirmation(job=job, slot=slot, owner="b", attempt=1, late=1) for job in jobs])
+        terms = wire.terms_header(TERMS, OnUnknown.REPEAT)
+        named = [
+            wire.header(namespace=reader.namespace, job=job, slot=slot, attempt=1, late=1, beat="b") for job in jobs
+        ]
+        return jobs, [{wire.HEADER: {**one, **terms}} for one in named]
+
+    def measure(self, kind: str, count: int, *, apart: bool) -> float:
+        """CPU milliseconds of the main process for each of *count* tasks."""
+        jobs, headers = self.headers(kind, count)
+        if not apart:
+            os.kill(self.pid, signal.SIGSTOP)
+        before = cpu_ms(self.pid)
+        for header in headers:
+            self.app.send_task("nothing", headers=header, task_id=str(uuid.uuid4()))
+            if apart:
+                time.sleep(APART)
+        os.kill(self.pid, signal.SIGCONT)
+        until(lambda: not self.raw.llen("celery") and not self.raw.hlen("unacked"), "the end of all tasks", 600)
+        until(lambda: not any(self.crew.reader.living(job) for job in jobs[-5:]), "the last ends")
+        return (cpu_ms(self.pid) - before) / count
 
 
 @contextmanager
-def a_worker(folder: Path, url: str, gate: str) -> Iterator[tuple[Crew, int]]:
+def a_site(folder: Path, broker: str, store: str, gate: str) -> Iterator[Site]:
     folder.mkdir()
     settings = {
         "worker_prefetch_multiplier": 16,
@@ -47,68 +101,46 @@ def a_worker(folder: Path, url: str, gate: str) -> Iterator[tuple[Crew, int]]:
         "anarchon_heartbeat": 10,
         "result_backend": None,
     }
-    crew = Crew(folder, f"{url[:-1]}1?prefix={folder.name}:", url, settings=settings)
+    crew = Crew(folder, store, broker, settings=settings)
     try:
         worker = crew.fleet.worker("worker", "-c", "2", pool="prefork", loglevel="WARNING", CREW_GATE=gate)
-        with redis.Redis.from_url(url, **RESP2) as raw:
-            until(lambda: raw.client_list(), "clients")
+        with redis.Redis.from_url(broker, **RESP2) as raw:
             crew.app().send_task("nothing")
-            until(lambda: not raw.llen("celery"), "the worker")
-        yield crew, worker.pid
+            until(lambda: not raw.llen("celery") and not raw.hlen("unacked"), "the worker")
+            yield Site(crew, worker.pid, raw)
     finally:
         crew.close()
 
 
-def measure(folder: Path, url: str, kind: str, count: int) -> float:
-    """CPU milliseconds of the main process for each of *count* tasks."""
-    with a_worker(folder, url, "no" if kind == "without" else "yes") as (crew, pid), redis.Redis.from_url(url) as raw:
-        headers = [{"plain": 1}] * count
-        if kind == "tracked":
-            first = crew.reader.now() - count
-            jobs = [f"job-{number}" for number in range(count)]
-            crew.reader.claim(
-                [ClaimRequest(job=job, slot=first, owner="b", beat="b", lease=60_000, terms=TERMS) for job in jobs]
-            )
-            crew.reader.confirm([Confirmation(job=job, slot=first, owner="b", attempt=1, late=1) for job in jobs])
-            headers = [
-                {
-                    "anarchon": {
-                        **wire.header(
-                            namespace=crew.reader.namespace, job=job, slot=first, attempt=1, late=1, beat="b"
-                        ),
-                        **wire.terms_header(TERMS, OnUnknown.REPEAT),
-                    }
-                }
-                for job in jobs
-            ]
-        app = crew.app()
-        before = cpu_ms(pid)
-        for header in headers:
-            app.send_task("nothing", headers=header, task_id=str(uuid.uuid4()))
-        until(lambda: not raw.llen("celery") and not raw.hlen("unacked"), "the end of all tasks", 600)
-        if kind == "tracked":
-            until(lambda: not any(crew.reader.living(job) for job in jobs[-5:]), "the last ends")
-        return (cpu_ms(pid) - before) / count
-
-
-def main(count: int = 2_000) -> None:
-    with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder), private=True) as server:
-        found: dict[str, list[float]] = {"without": [], "untracked": [], "tracked": []}
-        for turn in range(3):
-            for kind, figures in found.items():
-                figures.append(measure(Path(folder) / f"{kind}{turn}", server.url, kind, count))
-        median = {kind: round(sorted(figures)[1], 3) for kind, figures in found.items()}
-        print(
-            json.dumps(
-                {
-                    "tasks": count,
-                    "main_process_cpu_ms_per_task": median,
-                    "gate_ms_per_tracked_task": round(median["tracked"] - median["without"], 3),
-                    "gate_ms_per_untracked_task": round(median["untracked"] - median["without"], 3),
-                },
-                indent=2,
-            )
-        )
+def main(count: int = 500, rounds: int = 7) -> None:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "broker").mkdir()
+        (folder / "store").mkdir()
+        broker = stack.enter_context(redis_server(folder / "broker", private=True)).url
+        store = stack.enter_context(redis_server(folder / "store", private=True)).url
+        site = {
+            gate: stack.enter_context(a_site(folder / gate, f"{broker[:-1]}{number}", store, gate))
+            for number, gate in enumerate(("no", "yes"))
+        }
+        shown: dict[str, Any] = {"tasks": count, "rounds": rounds}
+        for name, apart in (("burst", False), ("apart", True)):
+            found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+            for number in range(rounds + 1):
+                for kind in KINDS:
+                    figure = site["no" if kind == "without" else "yes"].measure(kind, count, apart=apart)
+                    # The first round warms up.
+                    if number:
+                        found[kind].append(figure)
+            over = {
+                kind: median(a - b for a, b in zip(found[kind], found["without"], strict=True)) for kind in KINDS[1:]
+            }
+            shown[name] = {
+                "main_process_cpu_ms_per_task": {kind: round(median(figures), 3) for kind, figures in found.items()},
+                "gate_ms_per_tracked_task": round(over["tracked"], 3),
+                "gate_ms_per_untracked_task": round(over["untracked"], 3),
+            }
+        print(json.dumps(shown, indent=2))
 
 
 if __name__ == "__main__":
