@@ -93,6 +93,10 @@ class GateAnswer(str, enum.Enum):
         return self.value
 
 
+GRANTED = frozenset({GateAnswer.START, GateAnswer.UNKNOWN})
+"""The answers that license a body."""
+
+
 class Coalesce(str, enum.Enum):
     """What becomes of several missed slots of one job: the latest one is sent, or all of them."""
 

@@ -18,7 +18,7 @@ ELSEWHERE = {
     "requeue-after-unknown": "worker/test_gate.py::test_an_answer_that_was_lost_is_asked_for_again",
     "retry-keeps-old-header": "worker/test_gate.py::test_a_retry_carries_the_attempt_that_was_granted",
     "ask-then-expire": "worker/test_gate.py::test_a_message_that_expires_while_its_answer_is_out",
-    "gate-store-down-repeat": "worker/test_gate.py::test_on_unknown",
+    "gate-store-down-repeat": "worker/test_gate.py::test_repeat_beside_another_that_has_the_run",
     "gateless-worker": "unit/test_followed_runs.py::test_a_run_that_nobody_starts",
     "gateless-worker-overlap": "unit/test_followed_runs.py::test_no_worker_that_asks_is_said_once",
     "renew-by-owner": "unit/test_engine_parts.py",
