@@ -19,6 +19,7 @@ ELSEWHERE = {
     "retry-keeps-old-header": "worker/test_gate.py::test_a_retry_carries_the_attempt_that_was_granted",
     "ask-then-expire": "worker/test_gate.py::test_a_message_that_expires_while_its_answer_is_out",
     "gate-store-down-repeat": "worker/test_gate.py::test_repeat_beside_another_that_has_the_run",
+    "repeat-never-asks": "unit/test_keeper.py::test_a_body_without_an_answer_is_followed_once_there_is_one",
     "gateless-worker": "unit/test_followed_runs.py::test_a_run_that_nobody_starts",
     "gateless-worker-overlap": "unit/test_followed_runs.py::test_no_worker_that_asks_is_said_once",
     "renew-by-owner": "unit/test_engine_parts.py",
