@@ -32,7 +32,14 @@ def test_the_protocol_of_this_release_holds(config: str) -> None:
 
 @pytest.mark.parametrize(
     "mutant",
-    ["publish-after-abandon", "owner-is-hostname", "won-again-publishes", "unknown-is-won", "unknown-is-taken", "repeat-never-asks"],
+    [
+        "publish-after-abandon",
+        "owner-is-hostname",
+        "won-again-publishes",
+        "unknown-is-won",
+        "unknown-is-taken",
+        "repeat-never-asks",
+    ],
 )
 def test_its_mutants_are_caught(mutant: str) -> None:
     assert "BROKEN" in run("--mutant", mutant)
