@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -11,9 +12,10 @@ from celery import Celery, current_task
 
 from celery_anarchon import wire
 from celery_anarchon.app import open_backend
-from celery_anarchon.backends.runs import RunBackend, RunHold
+from celery_anarchon.backends.runs import RunBackend, RunHold, Start
 from celery_anarchon.errors import AnarchonError
-from celery_anarchon.gate import HELD_KEY
+from celery_anarchon.gate import HELD_KEY, QUEUE_TIMEOUT, read_ticket, start_of
+from celery_anarchon.model import GRANTED
 from celery_anarchon.worker import side_of
 
 _WATCH = "_anarchon_watch"
@@ -57,7 +59,9 @@ def current_run() -> CurrentRun | None:
 
 def _watch_of(app: Celery, request: Any, header: dict[str, Any]) -> Any:
     held = header.get(HELD_KEY)
-    if not held:
+    retries = int(request.retries or 0)
+    if not held or held.get("retries", retries) != retries:
+        # A worker without the gate has this one, perhaps as the next try of one that was held.
         return None
     watch = getattr(request, _WATCH, None)
     if watch is None:
@@ -65,13 +69,24 @@ def _watch_of(app: Celery, request: Any, header: dict[str, Any]) -> Any:
             job=header["job"],
             slot=wire.parse_time(header["slot"]),
             attempt=int(header["attempt"]),
-            retries=int(request.retries or 0),
+            retries=retries,
             token=held["token"],
         )
         side = side_of(app)
-        watch = _OfThisProcess(side, hold.token) if side is not None else _OfAChild(app, hold, held)
+        if side is not None:
+            watch = _OfThisProcess(side, hold.token)
+        else:
+            watch = _OfAChild(app, hold, held, None if "until" in held else _question(request, header, held))
         setattr(request, _WATCH, watch)
     return watch
+
+
+def _question(request: Any, header: dict[str, Any], held: dict[str, Any]) -> Start | None:
+    """What the gate asked in vain before this body was started all the same."""
+    fields = {wire.HEADER: header, "retries": request.retries}
+    ticket = read_ticket(fields, header["ns"], held["lease"], QUEUE_TIMEOUT)
+    acks_late = bool(current_task.acks_late)
+    return start_of(ticket, held["token"], request.hostname, acks_late=acks_late) if ticket is not None else None
 
 
 class _OfThisProcess:
@@ -89,12 +104,14 @@ class _OfThisProcess:
 class _OfAChild:
     """In a pool's child: asks over a connection of this process, made after the fork."""
 
-    def __init__(self, app: Celery, hold: RunHold, held: dict[str, Any]) -> None:
+    def __init__(self, app: Celery, hold: RunHold, held: dict[str, Any], question: Start | None) -> None:
         self._app = app
         self._hold = hold
+        self._question = question
+        """Asked here as well as by the keeper, as the same delivery: both get the same answer."""
         self._lease: float = held["lease"] / 1000
         # The monotonic clock is the machine's: the keeper in the parent meant the same moment.
-        self._until: float = held["until"]
+        self._until: float = held.get("until", math.inf)
         self._refused = False
         self._ask_at = 0.0
 
@@ -104,7 +121,7 @@ class _OfAChild:
             self._ask_at = now + self._lease / 3
             try:
                 backend = _client_of(self._app)
-                if backend is None or backend.heartbeat([self._hold])[0]:
+                if backend is None or self._is_mine(backend):
                     self._until = now + self._lease
                 else:
                     self._refused = True
@@ -112,6 +129,16 @@ class _OfAChild:
                 # No answer is no loss, until the lease may be over.
                 pass
         return self._refused or time.monotonic() > self._until
+
+    def _is_mine(self, backend: RunBackend) -> bool:
+        if self._question is None:
+            return backend.heartbeat([self._hold])[0]
+        result = backend.start([self._question])[0]
+        if result.answer not in GRANTED:
+            return False
+        self._hold = replace(self._hold, attempt=result.attempt)
+        self._question = None
+        return True
 
 
 _clients: dict[int, RunBackend | None] = {}

@@ -7,6 +7,7 @@ be asked. Does not belong here: leases and ends (the keeper), how Celery calls t
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from celery_anarchon.backends.runs import RunHold, Start, StartResult, Unstarted
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError
 from celery_anarchon.keeper import Held, Keeper
-from celery_anarchon.model import GateAnswer, Millis, OnUnknown, Overlap, Terms
+from celery_anarchon.model import GRANTED, GateAnswer, Millis, OnUnknown, Overlap, Terms
 from celery_anarchon.options import Settings
 from celery_anarchon.outage import Outage
 from celery_anarchon.outcomes import follow
@@ -28,7 +29,11 @@ from celery_anarchon.wire import time_text
 logger = logging.getLogger("celery_anarchon.worker")
 
 HELD_KEY = "held"
-"""Inside the header of what runs: how ``current_run()`` in a pool's child asks whether the run is still its own."""
+"""Inside the header of what runs: how ``current_run()`` in a pool's child asks whether the run is still its own. It is
+of one try, and ``retry()`` copies it into the next one's message. Without ``until`` the store has not answered yet."""
+
+QUEUE_TIMEOUT: Millis = 24 * 3_600_000
+"""Of a run whose beat follows none."""
 
 WHY = {
     GateAnswer.DUPLICATE: "another delivery of it runs already",
@@ -85,6 +90,22 @@ def read_ticket(request_dict: dict[str, Any], namespace: str, lease: Millis, que
         followed="queue_timeout" in header,
         late=None if late is None else round(late * 1000),
         beat=header.get("beat", ""),
+    )
+
+
+def start_of(ticket: Ticket, token: str, worker: str, *, acks_late: bool) -> Start:
+    """The question that this delivery asks."""
+    return Start(
+        job=ticket.job,
+        slot=ticket.slot,
+        attempt=ticket.attempt,
+        retries=ticket.retries,
+        token=token,
+        worker=worker,
+        terms=ticket.terms,
+        acks_late=acks_late,
+        late=ticket.late,
+        beat=ticket.beat,
     )
 
 
@@ -153,9 +174,7 @@ class Gate:
 
     def _ticket(self, request: Any) -> Ticket | None:
         try:
-            return read_ticket(
-                request.request_dict, self._namespace, self._settings.lease, queue_timeout=24 * 3_600_000
-            )
+            return read_ticket(request.request_dict, self._namespace, self._settings.lease, QUEUE_TIMEOUT)
         except Exception:
             logger.exception("task %s has a header that cannot be read; it runs untracked", request.id)
             return None
@@ -181,7 +200,7 @@ class Gate:
         ticket = delivery.ticket
         if result.answer is GateAnswer.UNKNOWN and ticket.followed:
             logger.error("%s: lost claim: the store had no record of it (wiped, or rolled back?); it runs", ticket.name)
-        if result.answer in (GateAnswer.START, GateAnswer.UNKNOWN):
+        if result.answer in GRANTED:
             return self._start(delivery, result.attempt)
         if result.answer is GateAnswer.TRIMMED and not ticket.followed:
             return self._execute(delivery.request)
@@ -192,29 +211,25 @@ class Gate:
         return None
 
     def _start_of(self, delivery: Delivery) -> Start:
-        ticket = delivery.ticket
-        return Start(
-            job=ticket.job,
-            slot=ticket.slot,
-            attempt=ticket.attempt,
-            retries=ticket.retries,
-            token=delivery.token,
-            worker=self._label,
-            terms=ticket.terms,
-            acks_late=bool(delivery.request.task.acks_late),
-            late=ticket.late,
-            beat=ticket.beat,
-        )
+        acks_late = bool(delivery.request.task.acks_late)
+        return start_of(delivery.ticket, delivery.token, self._label, acks_late=acks_late)
 
     # --- yes ----------------------------------------------------------------------------------------------------------
 
-    def _start(self, delivery: Delivery, attempt: int) -> Any:
+    def _start(self, delivery: Delivery, attempt: int, unanswered: Start | None = None) -> Any:
+        """*unanswered*: the question that the keeper is to ask until there is an answer."""
         request, ticket = delivery.request, delivery.ticket
         now = self._clock.monotonic()
         hold = RunHold(job=ticket.job, slot=ticket.slot, attempt=attempt, retries=ticket.retries, token=delivery.token)
         held = Held(hold, ticket.terms.lease, now + ticket.terms.lease / 1000, self._deadline(request, now))
         header = dict(request.request_dict[wire.HEADER], attempt=attempt)
-        header[HELD_KEY] = {"token": hold.token, "until": held.until, "lease": ticket.terms.lease}
+        header[HELD_KEY] = {"token": hold.token, "lease": ticket.terms.lease, "retries": ticket.retries}
+        if unanswered is None:
+            header[HELD_KEY]["until"] = held.until
+        else:
+            # It has no lease that could end, and is not lost before the store says so.
+            held.start, held.answered, held.until = unanswered, False, math.inf
+            held.followed = ticket.followed
         # The granted attempt goes with the run, into its retries too (protocol R1).
         request.request_dict[wire.HEADER] = header
         follow(request, held, ticket.terms, self._keeper)
@@ -223,7 +238,7 @@ class Gate:
             return self._execute(request)
         except BaseException:
             if not held.ended:
-                self._keeper.give_back(hold, ticket.attempt)
+                self._take_back(delivery) if unanswered else self._keeper.give_back(hold, ticket.attempt)
             raise
 
     def _deadline(self, request: Any, now: float) -> float | None:
@@ -277,9 +292,13 @@ class Gate:
         waited = self._settings.gate_wait / 1000
         if ticket.on_unknown is OnUnknown.REPEAT:
             logger.error(
-                "%s: the store could not be asked for %g s; it runs untracked (on_unknown=repeat)", ticket.name, waited
+                "%s: the store could not be asked for %g s; it runs, and is followed once the store answers "
+                "(on_unknown=repeat)",
+                *(ticket.name, waited),
             )
-            return self._execute(request)
+            # From here on the keeper asks.
+            delivery.asked = True
+            return self._start(delivery, ticket.attempt, self._start_of(delivery))
         logger.error("%s: the store could not be asked for %g s; dropped (on_unknown=skip)", ticket.name, waited)
         self._take_back(delivery)
         self._keeper.unstarted(

@@ -5,7 +5,8 @@ belong here: Celery. The gate and the callbacks of requests hand in what happene
 the one question whether a run may start.
 
 Rules of the protocol kept here: a run's end is told before any release (R4); a release is handed in only when the body
-has stopped; a write names attempt, retries and token (R6); a failed heartbeat is no loss.
+has stopped; a write names attempt, retries and token (R6); a failed heartbeat is no loss; a question that was not
+answered is asked again as the same delivery (R2), before anything else is said of its run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_anarchon.backends.runs import (
@@ -29,17 +30,22 @@ from celery_anarchon.backends.runs import (
 )
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError
-from celery_anarchon.model import Millis, RunState
+from celery_anarchon.model import GRANTED, GateAnswer, Millis, RunState
 from celery_anarchon.outage import Outage
 from celery_anarchon.wire import time_text
 
 logger = logging.getLogger("celery_anarchon.worker")
 
 ROWS_A_CALL = 500
-GATHER = 0.02
-"""Seconds that the end of a run waits for others to go with it."""
+GATHER = 0.05
+"""Seconds that the end of a run waits for others to go with it. A call costs its thread three waits, whatever it tells:
+at 100 short runs a second that is a fifth of what telling each would cost the worker's main process."""
 LAST_WORDS = 3.0
 """Seconds that a stopping worker gives the store to hear the ends of its runs."""
+
+
+_End = tuple[str, Callable[[RunHold], Any]]
+"""An operation, and what it is told of a hold."""
 
 
 @dataclass(eq=False)
@@ -57,6 +63,13 @@ class Held:
     ended: bool = False
     stopped: bool = False
     """Its body was cut short by a stop of the worker or of its connection."""
+    start: Start | None = None
+    """The question to which no answer came before the body started all the same (``on_unknown=repeat``)."""
+    answered: bool = True
+    followed: bool = True
+    """The beat that sent it follows its runs."""
+    end: _End | None = None
+    """What to tell of a body that ended before the answer came."""
 
     @property
     def name(self) -> str:
@@ -103,9 +116,11 @@ class Keeper:
         self._outage = Outage(self._clock)
         self._held: dict[str, Held] = {}
         """By token."""
+        self._unanswered: dict[str, Held] = {}
+        """By token: whose bodies run, or ran, and the store has not said yet whether they may."""
         self._told = _Told()
         self._lock = threading.Lock()
-        """Of the two above: never held over a call to the store."""
+        """Of the three above: never held over a call to the store."""
         self._io = threading.Lock()
         """One call to the store at a time: a backend is one client."""
         self._wake = threading.Event()
@@ -135,25 +150,29 @@ class Keeper:
     def add(self, held: Held) -> None:
         with self._lock:
             self._held[held.hold.token] = held
+            if not held.answered:
+                self._unanswered[held.hold.token] = held
         self.begin()
+        if not held.answered:
+            self._wake.set()
 
     def settle(self, held: Held, state: RunState, reason: str | None = None) -> None:
         """The body has ended. The first end of a run counts."""
-        hold = held.hold
-        self._end(held, self._told.ends, Settlement(**vars(hold), state=state, reason=reason))
+        self._end(held, ("ends", lambda hold: Settlement(**vars(hold), state=state, reason=reason)))
 
     def retry(self, held: Held, delay: Millis) -> None:
         """The body has ended in a retry, due in *delay*."""
-        self._end(held, self._told.tries, NextTry(**vars(held.hold), delay=delay))
+        self._end(held, ("tries", lambda hold: NextTry(**vars(hold), delay=delay)))
 
     def release(self, held: Held) -> None:
         """The body has stopped before its end, and somebody else may go on."""
-        self._end(held, self._told.releases, held.hold)
+        self._end(held, ("releases", lambda hold: hold))
 
     def give_back(self, hold: RunHold, message_attempt: int) -> None:
         """A start that was granted, or may have been, and whose body surely has not begun."""
         with self._lock:
             self._held.pop(hold.token, None)
+            self._unanswered.pop(hold.token, None)
             self._told.backs.append(GiveBack(**vars(hold), message_attempt=message_attempt))
         self._wake.set()
 
@@ -173,14 +192,29 @@ class Keeper:
     def _is_lost(self, held: Held) -> bool:
         return held.refused or self._clock.monotonic() > held.until
 
-    def _end(self, held: Held, kind: list[Any], end: Any) -> None:
+    def _end(self, held: Held, end: _End) -> None:
         with self._lock:
+            self._held.pop(held.hold.token, None)
             if held.ended:
                 return
             held.ended = True
-            self._held.pop(held.hold.token, None)
-            kind.append(end)
+            if held.answered:
+                self._hand_in(held, end)
+            else:
+                held.end = end
         self._wake.set()
+
+    def _hand_in(self, held: Held, end: _End) -> None:
+        """To be told by the thread. With the lock held."""
+        kind, of_hold = end
+        if held.start is not None and held.refused:
+            # The record is another's, and was from the beginning.
+            return
+        if kind == "tries" and held.start is not None and held.hold.attempt != held.start.attempt:
+            # The next try's message carries the attempt that the body was told of, not the granted one: it will be
+            # refused as stale (protocol R1, H3). So nothing is to be waited for.
+            kind, of_hold = "releases", lambda hold: hold
+        getattr(self._told, kind).append(of_hold(held.hold))
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -200,6 +234,7 @@ class Keeper:
             self._time_out()
             with self._io:
                 self._ready()
+                self._ask_again()
                 self._tell()
                 if self._clock.monotonic() >= self._beat_at:
                     self._renew()
@@ -237,6 +272,40 @@ class Keeper:
             logger.error("%s runs longer than its timeout, and this pool cannot stop it: recorded so", held.name)
             self.settle(held, RunState.TIMED_OUT, "time-limit")
 
+    def _ask_again(self) -> None:
+        """Whether those may run that run without an answer. A yes: followed from here on, its end included."""
+        with self._lock:
+            waiting = list(self._unanswered.values())
+        for first in range(0, len(waiting), ROWS_A_CALL):
+            some = waiting[first : first + ROWS_A_CALL]
+            asked = self._clock.monotonic()
+            answers = self._backend.start([held.start for held in some if held.start is not None])
+            for held, result in zip(some, answers, strict=True):
+                self._answered(held, result, asked)
+
+    def _answered(self, held: Held, result: StartResult, asked: float) -> None:
+        granted = result.answer in GRANTED
+        with self._lock:
+            if self._unanswered.pop(held.hold.token, None) is None:
+                # Given back meanwhile: that goes behind this question.
+                return
+            held.answered = True
+            if granted:
+                held.hold = replace(held.hold, attempt=result.attempt)
+                held.until = asked + held.lease / 1000
+            elif result.answer is GateAnswer.TRIMMED and not held.followed:
+                # As at the gate: it runs, and its record is gone.
+                held.ended = True
+                return
+            else:
+                held.refused = True
+            if held.end is not None:
+                self._hand_in(held, held.end)
+        if granted:
+            logger.warning("%s: the store answers; the run is followed from here on", held.name)
+        else:
+            logger.warning("%s ran without the store's answer, which is no (%s): lost", held.name, result.answer)
+
     def _tell(self) -> None:
         """In the order of :class:`_Told`; what was not told stays, and so do the releases behind it (R4)."""
         steps: tuple[tuple[str, Callable[[Any], Sequence[bool]]], ...] = (
@@ -269,7 +338,7 @@ class Keeper:
 
     def _renew(self) -> None:
         with self._lock:
-            held = [held for held in self._held.values() if not held.refused]
+            held = [held for held in self._held.values() if held.answered and not (held.refused or held.ended)]
         for start in range(0, len(held), ROWS_A_CALL):
             some = held[start : start + ROWS_A_CALL]
             asked = self._clock.monotonic()
@@ -296,7 +365,8 @@ class Keeper:
             thread.join(LAST_WORDS)
         if self._io.acquire(timeout=LAST_WORDS):
             try:
-                if self._opened and (self._outage.remaining() == 0 or self._told):
+                if self._opened and (self._outage.remaining() == 0 or self._told or self._unanswered):
+                    self._ask_again()
                     self._tell()
                     self._backend.worker_left(self._presence.owner)
             except Exception as error:

@@ -62,7 +62,7 @@ class Overlap(str, enum.Enum):
 
 
 class OnUnknown(str, enum.Enum):
-    """What a worker does with a run when the store cannot be asked: run it untracked, or drop it."""
+    """What a worker does with a run when the store cannot be asked: run it all the same, or drop it."""
 
     REPEAT = "repeat"
     SKIP = "skip"
@@ -91,6 +91,10 @@ class GateAnswer(str, enum.Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+GRANTED = frozenset({GateAnswer.START, GateAnswer.UNKNOWN})
+"""The answers that license a body."""
 
 
 class Coalesce(str, enum.Enum):

@@ -636,6 +636,7 @@ NOT_OF_A_STORE = frozenset(
         "retry-keeps-old-header",
         "ask-then-expire",
         "gate-store-down-repeat",
+        "repeat-never-asks",
         "gateless-worker",
         "gateless-worker-overlap",
         "renew-by-owner",

@@ -1,21 +1,26 @@
 """What the gate costs a worker's main process, per task: tracked, untracked, and without the gate, in one run.
 
-    python tests/benchmarks/gate.py [--tasks 2000] [--turns 3]
+    python tests/benchmarks/gate.py [--tasks 500] [--rounds 7]
 
-Prefork, two children, an empty task, Redis as broker and store. The figures are CPU milliseconds of the main process by
-the kernel's account, so they depend little on what else the machine does.
+Prefork, two children, an empty task, Redis as broker and store; two workers, one with the gate and one without, that
+work in turns. In a *burst* all messages are there at once; *apart* they come at 100 a second, so that hardly any two
+share a call to the store. The figures are CPU milliseconds of the main process, all its threads, by the kernel's
+account: the median over the rounds, and of each round's difference to the worker without the gate.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
+import signal
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
+from typing import Any
 
 import redis
 from figures import Table, command
@@ -28,20 +33,68 @@ from celery_anarchon import wire
 from celery_anarchon.backends.base import ClaimRequest, Confirmation
 from celery_anarchon.model import OnUnknown, Terms
 
-SIZES = {"tasks": 2_000, "turns": 3}
-TINY = {"tasks": 5, "turns": 1}
+SIZES = {"tasks": 500, "rounds": 7}
+TINY = {"tasks": 5, "rounds": 1}
 
 TICKS = os.sysconf("SC_CLK_TCK")
 TERMS = Terms(lease=30_000, queue_timeout=3_600_000)
+APART = 0.01
+KINDS = ("without", "untracked", "tracked")
 
 
 def cpu_ms(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * 1000 / TICKS
+    """Of the process and all its threads, to the nanosecond where the kernel says so."""
+    try:
+        threads = Path(f"/proc/{pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e6
+    except (FileNotFoundError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * 1000 / TICKS
+
+
+class Site:
+    """A worker, its broker, and the run records of its store."""
+
+    def __init__(self, crew: Crew, pid: int, raw: Any) -> None:
+        self.crew = crew
+        self.pid = pid
+        self.raw = raw
+        self.app = crew.app()
+        self._jobs = 0
+
+    def headers(self, kind: str, count: int) -> tuple[list[str], list[dict[str, Any]]]:
+        """The jobs, and a message's headers for each; a tracked one has its record."""
+        if kind != "tracked":
+            return [], [{"plain": 1}] * count
+        reader, self._jobs = self.crew.reader, self._jobs + count
+        slot = reader.now() - 1
+        jobs = [f"job-{number}" for number in range(self._jobs - count, self._jobs)]
+        reader.claim([ClaimRequest(job=job, slot=slot, owner="b", beat="b", lease=60_000, terms=TERMS) for job in jobs])
+        reader.confirm([Confirmation(job=job, slot=slot, owner="b", attempt=1, late=1) for job in jobs])
+        terms = wire.terms_header(TERMS, OnUnknown.REPEAT)
+        named = [
+            wire.header(namespace=reader.namespace, job=job, slot=slot, attempt=1, late=1, beat="b") for job in jobs
+        ]
+        return jobs, [{wire.HEADER: {**one, **terms}} for one in named]
+
+    def measure(self, kind: str, count: int, *, apart: bool) -> float:
+        """CPU milliseconds of the main process for each of *count* tasks."""
+        jobs, headers = self.headers(kind, count)
+        if not apart:
+            os.kill(self.pid, signal.SIGSTOP)
+        before = cpu_ms(self.pid)
+        for header in headers:
+            self.app.send_task("nothing", headers=header, task_id=str(uuid.uuid4()))
+            if apart:
+                time.sleep(APART)
+        os.kill(self.pid, signal.SIGCONT)
+        until(lambda: not self.raw.llen("celery") and not self.raw.hlen("unacked"), "the end of all tasks", 600)
+        until(lambda: not any(self.crew.reader.living(job) for job in jobs[-5:]), "the last ends")
+        return (cpu_ms(self.pid) - before) / count
 
 
 @contextmanager
-def a_worker(folder: Path, url: str, gate: str) -> Iterator[tuple[Crew, int]]:
+def a_site(folder: Path, broker: str, store: str, gate: str) -> Iterator[Site]:
     folder.mkdir()
     settings = {
         "worker_prefetch_multiplier": 16,
@@ -49,61 +102,41 @@ def a_worker(folder: Path, url: str, gate: str) -> Iterator[tuple[Crew, int]]:
         "anarchon_heartbeat": 10,
         "result_backend": None,
     }
-    crew = Crew(folder, f"{url[:-1]}1?prefix={folder.name}:", url, settings=settings)
+    crew = Crew(folder, store, broker, settings=settings)
     try:
         worker = crew.fleet.worker("worker", "-c", "2", pool="prefork", loglevel="WARNING", CREW_GATE=gate)
-        with redis.Redis.from_url(url, **RESP2) as raw:
-            until(lambda: raw.client_list(), "clients")
+        with redis.Redis.from_url(broker, **RESP2) as raw:
             crew.app().send_task("nothing")
-            until(lambda: not raw.llen("celery"), "the worker")
-        yield crew, worker.pid
+            until(lambda: not raw.llen("celery") and not raw.hlen("unacked"), "the worker")
+            yield Site(crew, worker.pid, raw)
     finally:
         crew.close()
 
 
-def one(folder: Path, url: str, kind: str, count: int) -> float:
-    """CPU milliseconds of the main process for each of *count* tasks."""
-    with a_worker(folder, url, "no" if kind == "without" else "yes") as (crew, pid), redis.Redis.from_url(url) as raw:
-        headers = [{"plain": 1}] * count
-        if kind == "tracked":
-            first = crew.reader.now() - count
-            jobs = [f"job-{number}" for number in range(count)]
-            crew.reader.claim(
-                [ClaimRequest(job=job, slot=first, owner="b", beat="b", lease=60_000, terms=TERMS) for job in jobs]
-            )
-            crew.reader.confirm([Confirmation(job=job, slot=first, owner="b", attempt=1, late=1) for job in jobs])
-            headers = [
-                {
-                    "anarchon": {
-                        **wire.header(
-                            namespace=crew.reader.namespace, job=job, slot=first, attempt=1, late=1, beat="b"
-                        ),
-                        **wire.terms_header(TERMS, OnUnknown.REPEAT),
-                    }
-                }
-                for job in jobs
-            ]
-        app = crew.app()
-        before = cpu_ms(pid)
-        for header in headers:
-            app.send_task("nothing", headers=header, task_id=str(uuid.uuid4()))
-        until(lambda: not raw.llen("celery") and not raw.hlen("unacked"), "the end of all tasks", 600)
-        if kind == "tracked":
-            until(lambda: not any(crew.reader.living(job) for job in jobs[-5:]), "the last ends")
-        return (cpu_ms(pid) - before) / count
-
-
 def measure(sizes: SimpleNamespace) -> Iterator[Table]:
-    table = Table(f"The gate: CPU ms of a worker's main process for each of {sizes.tasks:,} tasks")
-    with tempfile.TemporaryDirectory() as name, redis_server(Path(name), private=True) as server:
-        found: dict[str, list[float]] = {"without": [], "untracked": [], "tracked": []}
-        for turn in range(sizes.turns):
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "broker").mkdir()
+        (folder / "store").mkdir()
+        broker = stack.enter_context(redis_server(folder / "broker", private=True)).url
+        store = stack.enter_context(redis_server(folder / "store", private=True)).url
+        site = {
+            gate: stack.enter_context(a_site(folder / gate, f"{broker[:-1]}{number}", store, gate))
+            for number, gate in enumerate(("no", "yes"))
+        }
+        for name, apart in (("in a burst", False), ("100 a second", True)):
+            found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+            for number in range(sizes.rounds + 1):
+                for kind in KINDS:
+                    figure = site["no" if kind == "without" else "yes"].measure(kind, sizes.tasks, apart=apart)
+                    # The first round warms up.
+                    if number:
+                        found[kind].append(figure)
+            table = Table(f"The gate: CPU ms of a worker's main process for each of {sizes.tasks:,} tasks, {name}")
             for kind, figures in found.items():
-                figures.append(one(Path(name) / f"{kind}{turn}", server.url, kind, sizes.tasks))
-    median = {kind: statistics.median(figures) for kind, figures in found.items()}
-    for kind, figure in median.items():
-        table.add(kind, cpu_ms=figure, gate_ms=figure - median["without"])
-    yield table
+                over = median(a - b for a, b in zip(figures, found["without"], strict=True))
+                table.add(kind, cpu_ms=median(figures), gate_ms=over)
+            yield table
 
 
 if __name__ == "__main__":

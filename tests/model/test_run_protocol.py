@@ -24,7 +24,7 @@ def run(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "config", ["no-gate", "claim-only", "mixed", "plain-1", "plain-trim", "plain-forgets-unstarted"]
+    "config", ["no-gate", "claim-only", "mixed", "plain-1", "plain-repeat", "plain-trim", "plain-forgets-unstarted"]
 )
 def test_the_protocol_of_this_release_holds(config: str) -> None:
     assert config in run("--config", config)
@@ -32,7 +32,14 @@ def test_the_protocol_of_this_release_holds(config: str) -> None:
 
 @pytest.mark.parametrize(
     "mutant",
-    ["publish-after-abandon", "owner-is-hostname", "won-again-publishes", "unknown-is-won", "unknown-is-taken"],
+    [
+        "publish-after-abandon",
+        "owner-is-hostname",
+        "won-again-publishes",
+        "unknown-is-won",
+        "unknown-is-taken",
+        "repeat-never-asks",
+    ],
 )
 def test_its_mutants_are_caught(mutant: str) -> None:
     assert "BROKEN" in run("--mutant", mutant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from celery_anarchon import MemoryBackend
 from celery_anarchon.backends.base import ClaimRequest, Confirmation
 from celery_anarchon.backends.memory import MemoryStore
-from celery_anarchon.backends.runs import RunHold, Start, Unstarted, Worker
+from celery_anarchon.backends.runs import RunHold, Start, StartResult, Unstarted, Worker
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 from celery_anarchon.keeper import Held, Keeper
 from celery_anarchon.model import GateAnswer, Run, RunState, Terms
@@ -31,6 +32,10 @@ class Noted(MemoryBackend):
         self.told.append(name)
         if name in self.failing:
             raise self.failing[name]
+
+    def start(self, starts: Any) -> Any:
+        self._note("start")
+        return super().start(starts)
 
     def heartbeat(self, holds: Any) -> Any:
         self._note("heartbeat")
@@ -74,7 +79,24 @@ class Desk:
         hold = RunHold(job=job, slot=self.slot, attempt=result.attempt, retries=0, token=job)
         held = Held(hold, TERMS.lease, self.clock.monotonic() + TERMS.lease / 1000)
         self.keeper.add(held)
+        self.backend.told.clear()
         return held
+
+    def start_without_answer(self, terms: Terms = TERMS) -> Held:
+        """A body that runs though the store could not be asked."""
+        request = ClaimRequest(job="job", slot=self.slot, owner="b", beat="b", lease=SECOND, terms=terms)
+        self.reader.claim([request])
+        self.reader.confirm([Confirmation(job="job", slot=self.slot, owner="b", attempt=1, late=0)])
+        start = Start(job="job", slot=self.slot, attempt=1, retries=0, token="job", worker="w", terms=terms)
+        hold = RunHold(job="job", slot=self.slot, attempt=1, retries=0, token="job")
+        held = Held(hold, terms.lease, math.inf, start=start, answered=False)
+        self.keeper.add(held)
+        return held
+
+    def elsewhere(self, terms: Terms = TERMS) -> None:
+        """Another worker starts a copy of the message."""
+        start = Start(job="job", slot=self.slot, attempt=1, retries=0, token="other", worker="other", terms=terms)
+        assert self.reader.start([start])[0].answer is GateAnswer.START
 
     def run(self, job: str = "job") -> Run:
         return self.reader.history(job, 1)[0]
@@ -193,3 +215,100 @@ def test_a_run_past_its_time_is_ended_where_the_pool_cannot(desk: Desk) -> None:
     desk.keeper.turn()
     assert (desk.run().state, desk.run().reason) == (RunState.TIMED_OUT, "time-limit")
     assert desk.keeper.lost("job") is None
+
+
+# --- bodies that run without the store's answer -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [BackendUnavailable("away"), OutcomeUnknown("no answer")])
+def test_a_body_without_an_answer_is_followed_once_there_is_one(desk: Desk, failure: Exception) -> None:
+    desk.backend.failing["start"] = failure
+    held = desk.start_without_answer()
+    for _ in range(100):
+        desk.keeper.turn()
+        desk.clock.advance(SECOND)
+    # Asked with the outage's patience, not at each turn; and nothing is lost before the store says so.
+    assert 2 <= desk.backend.told.count("start") <= 25
+    assert "heartbeat" not in desk.backend.told and desk.keeper.lost("job") is False
+    desk.backend.failing.clear()
+    for _ in range(10):
+        desk.clock.advance(10 * SECOND)
+        desk.keeper.turn()
+    assert desk.run().state is RunState.RUNNING and desk.reader.lapsed(10) == []
+    desk.keeper.settle(held, RunState.SUCCEEDED)
+    desk.keeper.turn()
+    assert (desk.run().state, desk.run().attempt, desk.run().refused) == (RunState.SUCCEEDED, 1, 0)
+
+
+def test_a_body_that_ended_before_the_answer_came(desk: Desk) -> None:
+    """Its end waits for it: the store would refuse the end of a run that it knows nothing of."""
+    desk.backend.failing["start"] = BackendUnavailable("away")
+    held = desk.start_without_answer()
+    desk.keeper.turn()
+    desk.keeper.settle(held, RunState.FAILED, "exception")
+    desk.clock.advance(SECOND)
+    desk.keeper.turn()
+    assert "settle" not in desk.backend.told
+    desk.backend.failing.clear()
+    desk.clock.advance(5 * SECOND)
+    desk.keeper.turn()
+    assert (desk.run().state, desk.run().reason) == (RunState.FAILED, "exception")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_body_without_an_answer_whose_run_another_has(desk: Desk, ended: bool) -> None:
+    """Told, and nothing of it is written: the history keeps the truth."""
+    desk.backend.failing["start"] = BackendUnavailable("away")
+    held = desk.start_without_answer()
+    desk.keeper.turn()
+    desk.elsewhere()
+    if ended:
+        desk.keeper.settle(held, RunState.FAILED, "exception")
+    desk.backend.failing.clear()
+    desk.clock.advance(SECOND)
+    desk.keeper.turn()
+    if not ended:
+        assert desk.keeper.lost("job") is True
+        desk.keeper.settle(held, RunState.FAILED, "exception")
+    desk.keeper.turn()
+    assert "settle" not in desk.backend.told
+    assert (desk.run().state, desk.run().worker) == (RunState.RUNNING, "other")
+
+
+def test_a_retry_of_a_body_that_was_granted_another_attempt_later(desk: Desk) -> None:
+    """Its message names the attempt that the body was told of and will be stale: the run is free at once, and does not
+    wait for it."""
+    terms = Terms(lease=30 * SECOND, queue_timeout=3_600 * SECOND, max_attempts=3)
+    desk.backend.failing["start"] = BackendUnavailable("away")
+    held = desk.start_without_answer(terms)
+    desk.elsewhere(terms)
+    desk.clock.advance(31 * SECOND)
+    desk.backend.failing.clear()
+    desk.keeper.turn()
+    assert (desk.run().attempt, desk.run().worker) == (2, "w")
+    desk.keeper.retry(held, SECOND)
+    desk.keeper.turn()
+    assert [(claim.attempt, claim.reason) for claim in desk.reader.lapsed(10)] == [(2, "worker-stopped")]
+
+
+def test_a_stop_asks_for_the_answer_that_is_missing(desk: Desk) -> None:
+    desk.backend.failing["start"] = OutcomeUnknown("no answer")
+    desk.start_without_answer()
+    desk.keeper.turn()
+    desk.backend.failing.clear()
+    desk.keeper.stop()
+    assert [(claim.job, claim.reason) for claim in desk.reader.lapsed(10)] == [("job", "worker-stopped")]
+
+
+def test_a_run_that_nobody_follows_and_whose_record_was_dropped(desk: Desk) -> None:
+    """At the gate it would run; so it is not told to be lost."""
+    desk.backend.failing["start"] = BackendUnavailable("away")
+    held = desk.start_without_answer()
+    held.followed = False
+    desk.backend.failing.clear()
+    desk.backend.start = lambda starts: [StartResult(GateAnswer.TRIMMED) for _ in starts]  # type: ignore[method-assign]
+    desk.keeper.turn()
+    assert desk.keeper.lost("job") is False and "heartbeat" not in desk.backend.told
+    desk.keeper.settle(held, RunState.SUCCEEDED)
+    desk.keeper.turn()
+    assert desk.keeper.lost("job") is None and "settle" not in desk.backend.told

@@ -432,19 +432,61 @@ def test_an_answer_that_was_lost_is_asked_for_again(shop: Shop) -> None:
     assert (run.attempt, run.refused, shop.bodies) == (1, 0, [("job", 1, 0)])
 
 
-@pytest.mark.parametrize("on_unknown", list(OnUnknown))
-def test_on_unknown(shop: Shop, on_unknown: OnUnknown) -> None:
+@pytest.mark.parametrize("how", ["away", "deaf"])
+def test_repeat_is_followed_once_the_store_answers(shop: Shop, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """on_unknown=repeat: the body runs without an answer; with one, its lease is kept and its end is told."""
+    shop.app.conf.anarchon_gate_wait = 0.7
+    setattr(shop.workers, how, True)
+    slot = shop.queued("job")
+    with shop.working():
+        task_id = shop.send("slow", "job", slot, on_unknown=OnUnknown.REPEAT)
+        assert shop.begun.wait(20)
+        until(shop.is_empty)
+        setattr(shop.workers, how, False)
+        until(lambda: "followed from here on" in caplog.text)
+        record = shop.store.spaces[shop.backend.namespace].find("job", slot)
+        assert record is not None and record.state is RunState.RUNNING and record.lease_until is not None
+        first = record.lease_until
+        until(lambda: record.lease_until > first + LEASE)
+        shop.go.set()
+        assert shop.app.AsyncResult(task_id).get(timeout=20) is False
+        run = shop.ends("job", slot, RunState.SUCCEEDED)
+    assert (run.attempt, run.refused, shop.bodies) == (1, 0, [("job", 1, 0)])
+
+
+def test_repeat_beside_another_that_has_the_run(shop: Shop) -> None:
+    """The store's late no: the body is told, and the record stays the other's."""
+    shop.app.conf.anarchon_gate_wait = 0.7
+    shop.workers.away = True
+    # The other's lease outlasts the wait until the store is asked again, on any machine.
+    terms = Terms(lease=600_000, queue_timeout=600_000)
+    slot = shop.queued("job", terms)
+    with shop.working():
+        task_id = shop.send("slow", "job", slot, terms=terms, on_unknown=OnUnknown.REPEAT)
+        assert shop.begun.wait(20)
+        other = Start(job="job", slot=slot, attempt=1, retries=0, token="elsewhere", worker="other", terms=terms)
+        assert shop.backend.start([other])[0].answer is GateAnswer.START
+        shop.workers.away = False
+        until(lambda: shop.run("job", slot).refused == 1)  # type: ignore[union-attr]
+        shop.go.set()
+        assert shop.app.AsyncResult(task_id).get(timeout=20) is True
+        # The keeper has told what it had to tell: the next run's end.
+        after = shop.queued("after")
+        shop.send("quick", "after", after)
+        shop.ends("after", after, RunState.SUCCEEDED)
+    run = shop.run("job", slot)
+    assert run is not None and (run.state, run.worker) == (RunState.RUNNING, "other")
+
+
+def test_on_unknown_skip(shop: Shop) -> None:
     shop.app.conf.anarchon_gate_wait = 0.7
     shop.workers.deaf = True
     slot = shop.queued("job")
     with shop.working():
-        shop.send("quick", "job", slot, on_unknown=on_unknown)
-        if on_unknown is OnUnknown.REPEAT:
-            until(lambda: shop.bodies)
-        else:
-            shop.ends("job", slot, RunState.LOST_IN_QUEUE, "store-unknown")
+        shop.send("quick", "job", slot, on_unknown=OnUnknown.SKIP)
+        shop.ends("job", slot, RunState.LOST_IN_QUEUE, "store-unknown")
         until(shop.is_empty)
-    assert shop.bodies == ([("job", 1, 0)] if on_unknown is OnUnknown.REPEAT else [])
+    assert shop.bodies == []
 
 
 def test_no_hot_loop_while_the_store_is_away(shop: Shop) -> None:

@@ -28,6 +28,10 @@ CALL_TIMEOUT = 5.0
 _LOOK_AFTER = 15.0
 """A connection that was idle for so many seconds is tried before a call is trusted to it."""
 
+_JUST_USED = 0.1
+"""A connection that answered so few seconds ago is not looked at: the look is three system calls, and a worker under
+load asks for each run. One that was closed in between fails the call, as one does that is closed a moment after."""
+
 
 class Links:
     """Connections to one server that we open ourselves: one for each call in progress; idle ones wait for the next."""
@@ -66,8 +70,9 @@ class Links:
             except IndexError:
                 return self._connect()
             try:
+                idle = self._clock.monotonic() - since
                 # Readable though nothing was asked: the server has closed it. A call would be lost on it.
-                usable = not link.can_read(0) and (self._clock.monotonic() - since < _LOOK_AFTER or self._alive(link))
+                usable = idle < _JUST_USED or (not link.can_read(0) and (idle < _LOOK_AFTER or self._alive(link)))
             except Exception:
                 usable = False
             if usable:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from celery_anarchon import wire
@@ -36,7 +37,9 @@ def read_optional(data: bytes) -> str | None:
     return decoded(data[1:]) if data[:1] == b"=" else None
 
 
+@lru_cache
 def terms_json(terms: Terms | None) -> str:
+    """Kept: a job's terms are alike for all its runs, and a gate writes them for each."""
     if terms is None:
         return ""
     return json.dumps({name: value for name, value in vars(terms).items() if value is not None}, separators=(",", ":"))
