@@ -98,6 +98,11 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
             return logging.WARNING, "the broker is back; due slots follow the normal rules"
         case events.BrokerChanged():
             return logging.ERROR, f"the broker is away, nothing is claimed until it is back: {_words(event.error)}"
+        case events.OneStepChanged(reason=None):
+            return logging.INFO, "claim and enqueue in one step from now on"
+        case events.OneStepChanged():
+            level = logging.ERROR if event.wanted else logging.WARNING
+            return level, f"claim and enqueue in two steps: {event.reason}"
         case events.Stalled():
             return logging.WARNING, (
                 f"this process was paused for {event.pause / 1000:.1f} s; slots of that time count as missed"

@@ -160,6 +160,9 @@ class Traits:
     """A job's `history_ttl` must be longer than this."""
     follows_runs: bool = False
     """It also keeps what becomes of a run on its worker: a :class:`~celery_anarchon.backends.runs.RunBackend`."""
+    one_step: bool = False
+    """A broker may have its queues in it, and a claim and its message can be one write: a
+    :class:`~celery_anarchon.backends.onestep.OneStepBackend`."""
 
 
 @dataclass(frozen=True, kw_only=True)
