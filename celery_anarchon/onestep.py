@@ -125,20 +125,23 @@ class OneStep:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def messages(self, asks: Sequence[Ask]) -> list[Message]:
-        """The messages of these slots, each as its own writes; only of those that seem open to this beat."""
+    def messages(self, asks: Sequence[Ask], *, lapsed: bool = False) -> list[Message]:
+        """The messages of these slots, each as its own writes; only of those that seem open to this beat, or, where
+        they are *lapsed*, of all."""
         if not asks or not self._ready():
             return [None] * len(asks)
-        builder = self.builder
-        takes = [builder.takes(ask.job) for ask in asks]
-        dear = [number for number, ask in enumerate(asks) if takes[number] and not builder.is_cheap(ask.job)]
-        if dear:
-            # A message that another beat has sent by now would be made in vain, and its signals would lie.
-            places = [(asks[number].job.name, asks[number].slot) for number in dear if asks[number].attempt == 1]
-            asked = [number for number in dear if asks[number].attempt == 1]
-            for number, is_open in zip(asked, self.store.open_slots(places, self._owner), strict=True):
-                takes[number] = is_open
+        takes = [self.builder.takes(ask.job) for ask in asks]
+        if not lapsed:
+            self._leave_out_closed(asks, takes)
         return [self._message(ask) if taken else None for ask, taken in zip(asks, takes, strict=True)]
+
+    def _leave_out_closed(self, asks: Sequence[Ask], takes: list[bool]) -> None:
+        """A message that another beat has sent by now would be made in vain, and its signals would lie."""
+        dear = [number for number, ask in enumerate(asks) if takes[number] and not self.builder.is_cheap(ask.job)]
+        if dear:
+            places = [(asks[number].job.name, asks[number].slot) for number in dear]
+            for number, is_open in zip(dear, self.store.open_slots(places, self._owner), strict=True):
+                takes[number] = is_open
 
     @property
     def builder(self) -> Builder:
