@@ -16,12 +16,21 @@ logger = logging.getLogger("celery_anarchon.beat")
 
 def log_event(event: events.Event) -> None:
     """A listener for :class:`celery_anarchon.events.Fanout`. Every line carries ``extra`` job, slot and action."""
+    if _is_detail(event) and not logger.isEnabledFor(logging.DEBUG):
+        return
     extra = {"action": type(event).__name__}
     for name in ("job", "slot", "attempt"):
         if hasattr(event, name):
             extra[f"anarchon_{name}"] = getattr(event, name)
     level, text = _line(event)
     logger.log(level, "%s", text, extra=extra, exc_info=_traceback(event))
+
+
+def _is_detail(event: events.Event) -> bool:
+    """Whether its line is for debugging only. There are two for each slot, so they are not even written then."""
+    if isinstance(event, events.Claimed):
+        return event.answer not in (Answer.SKIPPED, Answer.WAITING)
+    return isinstance(event, events.Sent)
 
 
 def _traceback(event: events.Event) -> BaseException | None:
@@ -98,6 +107,11 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
             return logging.WARNING, "the broker is back; due slots follow the normal rules"
         case events.BrokerChanged():
             return logging.ERROR, f"the broker is away, nothing is claimed until it is back: {_words(event.error)}"
+        case events.OneStepChanged(reason=None):
+            return logging.INFO, "claim and enqueue in one step from now on"
+        case events.OneStepChanged():
+            level = logging.ERROR if event.wanted else logging.WARNING
+            return level, f"claim and enqueue in two steps: {event.reason}"
         case events.Stalled():
             return logging.WARNING, (
                 f"this process was paused for {event.pause / 1000:.1f} s; slots of that time count as missed"

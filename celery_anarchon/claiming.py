@@ -1,4 +1,4 @@
-"""Asking the store for slots, and what its answers mean for this beat.
+"""Asking the store for slots, with their messages where both are one step, and what its answers mean for this beat.
 
 Does not belong here: which slots to ask for, and publishing what was won.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_anarchon import events
-from celery_anarchon.backends.base import ClaimBackend, ClaimRequest, ClaimResult
+from celery_anarchon.backends.base import ClaimBackend, ClaimRequest, ClaimResult, Enqueue
 from celery_anarchon.clock import Clock
 from celery_anarchon.errors import BackendUnavailable
 from celery_anarchon.job import Job
 from celery_anarchon.journal import Journal
 from celery_anarchon.model import Answer, Millis, RunState
+from celery_anarchon.onestep import Ask, Message, OneStep
 from celery_anarchon.options import Settings
 from celery_anarchon.roster import Roster
 from celery_anarchon.skips import Skips
@@ -35,6 +36,7 @@ class Claiming:
         roster: Roster,
         journal: Journal,
         skips: Skips,
+        one_step: OneStep,
         *,
         owner: str,
         label: str,
@@ -46,10 +48,13 @@ class Claiming:
         self._roster = roster
         self._journal = journal
         self._skips = skips
+        self._one_step = one_step
         self._owner = owner
         self._label = label
+        self._lost: set[tuple[str, Millis]] = set()
+        """Slots that were asked for with their message, and the answer did not come: they may be sent."""
 
-    def request(self, job: Job, slot: Millis) -> ClaimRequest:
+    def request(self, job: Job, slot: Millis, message: Message = None) -> ClaimRequest:
         followed = job.options.needs_workers or self._roster.had_workers
         return ClaimRequest(
             job=job.name,
@@ -58,13 +63,15 @@ class Claiming:
             beat=self._label,
             lease=self._settings.lease,
             terms=job.terms if followed else None,
+            enqueue=message if isinstance(message, Enqueue) else None,
         )
 
     def ask(self, batch: Sequence[Want]) -> list[Won]:
-        """What is this beat's to publish. The others are decided, or to be asked for again."""
+        """What is this beat's to publish, or is out already. The others are decided, or to be asked for again."""
+        messages = self._one_step.messages([Ask(want.watched.job, want.slot, 1, want.due) for want in batch])
         lease_over = self._clock.monotonic() + self._settings.lease / 1000
         won: list[Won] = []
-        for want, result in zip(batch, self._answers(batch), strict=True):
+        for want, message, result in zip(batch, messages, self._answers(batch, messages), strict=True):
             job, answer = want.watched.job, result.answer
             self._fanout.emit(events.Claimed(job=job.name, slot=want.slot, answer=answer))
             if answer is Answer.UNKNOWN:
@@ -73,13 +80,48 @@ class Claiming:
                 self._resolve(want, answer)
             if answer in PAUSES:
                 want.watched.not_before = self._clock.wall() + PAUSES[answer]
+            elif self._was_sent(want, result):
+                item = Won(job, want.slot, result.attempt, lease_over, want)
+                item.late = message.late if isinstance(message, Enqueue) else self._late(item.due)
+                won.append(item)
+                self._skips.won(job.name)
             elif answer is Answer.WON and not self._journal.holds(job, want.slot):
                 deadline = self._journal.deadline(job, want.slot) if self._journal.applies else lease_over
-                won.append(Won(job, want.slot, result.attempt, deadline, want))
+                error = message if isinstance(message, Exception) else None
+                won.append(Won(job, want.slot, result.attempt, deadline, want, error=error))
                 self._skips.won(job.name)
             else:
                 want.decided = True
                 self._note(want, answer)
+        return won
+
+    def _was_sent(self, want: Want, result: ClaimResult) -> bool:
+        """Whether its message is out, by this call or by one whose answer was lost."""
+        doubted = (want.watched.job.name, want.slot) in self._lost
+        if doubted:
+            self._lost.discard((want.watched.job.name, want.slot))
+        return result.sent or (doubted and result.answer is Answer.ALREADY_SENT)
+
+    def _late(self, due: Millis) -> Millis:
+        return max(0, self._clock.wall() - due)
+
+    def ask_for_waiting(self, ready: Sequence[tuple[Job, Millis]], in_time: Sequence[bool]) -> list[Won]:
+        """Slots that waited for the end of a run, and now may go on: what is won. Those not in time get no message."""
+        if not ready:
+            return []
+        asks = [Ask(job, slot) for (job, slot), fits in zip(ready, in_time, strict=True) if fits]
+        made = iter(self._one_step.messages(asks))
+        messages = [next(made) if fits else None for fits in in_time]
+        deadline = self._clock.monotonic() + self._settings.lease / 1000
+        results = self._claim([self.request(*place, message) for place, message in zip(ready, messages, strict=True)])
+        won = []
+        for (job, slot), message, result in zip(ready, messages, results, strict=True):
+            self._fanout.emit(events.Claimed(job=job.name, slot=slot, answer=result.answer))
+            if result.answer is Answer.WON:
+                item = Won(job, slot, result.attempt, deadline)
+                item.late = message.late if result.sent and isinstance(message, Enqueue) else None
+                item.error = message if isinstance(message, Exception) else None
+                won.append(item)
         return won
 
     def lose(self, *, all_of_them: bool = False) -> None:
@@ -87,14 +129,23 @@ class Claiming:
         for want in self._journal.lost(all_of_them=all_of_them):
             self._fanout.emit(events.ClaimUnresolved(job=want.watched.job.name, slot=want.slot))
 
-    def _answers(self, batch: Sequence[Want]) -> list[ClaimResult]:
+    def _answers(self, batch: Sequence[Want], messages: Sequence[Message]) -> list[ClaimResult]:
+        requests = [
+            self.request(want.watched.job, want.slot, message) for want, message in zip(batch, messages, strict=True)
+        ]
         try:
-            return self._backend.claim([self.request(want.watched.job, want.slot) for want in batch])
+            return self._claim(requests)
         except BackendUnavailable:
             raise
         except Exception:
             self._journal.doubt(batch)
+            self._lost.update((request.job, request.slot) for request in requests if request.enqueue is not None)
             raise
+
+    def _claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
+        if any(request.enqueue is not None for request in requests):
+            return self._one_step.store.claim_and_send(requests)
+        return self._backend.claim(requests)
 
     def _resolve(self, want: Want, answer: Answer) -> None:
         doubted = self._journal.answered(want)

@@ -33,11 +33,12 @@ from celery_anarchon.errors import AnarchonError, BackendUnavailable, OutcomeUnk
 from celery_anarchon.job import Job
 from celery_anarchon.journal import Journal
 from celery_anarchon.ledger import Ledger
-from celery_anarchon.model import Answer, Millis, RunState
+from celery_anarchon.model import Millis, RunState
 from celery_anarchon.newcomers import Newcomers
+from celery_anarchon.onestep import OneStep
 from celery_anarchon.options import Settings
 from celery_anarchon.outage import Outage
-from celery_anarchon.publishing import BrokerAway, Dispatch, Publisher, PublishUnclear
+from celery_anarchon.publishing import BrokerAway, Builder, Dispatch, Publisher, PublishUnclear
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
 from celery_anarchon.skew import FleetClock, Standing
@@ -59,6 +60,7 @@ UNCLEAR_WAIT = 0.5
 class Dispatcher:
     """One beat's engine.
 
+    :param builder: makes messages that go along with claims, where the broker's queues are in the store.
     :param stopping: asked between two steps; once it is true, what is won is finished and nothing new is begun.
     :param max_interval: the longest wait in seconds that :meth:`tick` may answer.
     """
@@ -68,6 +70,7 @@ class Dispatcher:
         *,
         backend: ClaimBackend,
         publisher: Publisher,
+        builder: Builder | None = None,
         owner: str,
         label: str,
         app_name: str = "app.main",
@@ -106,8 +109,9 @@ class Dispatcher:
         )
         self._chains = Chains(backend, self._roster, max_interval)
         self._skips = Skips(backend, self.fanout)
+        self.one_step = OneStep(backend, builder, self.settings, self.clock, self.fanout, owner=owner)
         self._sweeper = Sweeper(
-            backend, self.settings, self.clock, self._job_named, self.fanout, owner=owner, label=label
+            backend, self.settings, self.clock, self._job_named, self.fanout, self.one_step, owner=owner, label=label
         )
         self._unsent = Unsent(self._journal, self._ledger, self._sweeper, self.fanout, owner=owner)
         self._claiming = Claiming(
@@ -118,19 +122,28 @@ class Dispatcher:
             self._roster,
             self._journal,
             self._skips,
+            self.one_step,
             owner=owner,
             label=label,
         )
 
-    def open(self) -> None:
-        """Open the store. One that is away is tried again by each tick: a beat never stops for that.
+    def open(self, opened: Callable[[], None] = lambda: None) -> None:
+        """Open the store, and see whether messages can go along with claims. A store that is away is tried again by
+        each tick: a beat never stops for that.
 
+        :param opened: called then, whatever came of it, and before anything of it is told.
         :raises ConfigurationError: it can never work as it is configured.
         """
+        away: Exception | None = None
         try:
             self._open()
+            self.one_step.begin()
         except (BackendUnavailable, OutcomeUnknown) as error:
-            self._store_failed(error)
+            away = error
+        finally:
+            opened()
+        if away is not None:
+            self._store_failed(away)
 
     def _open(self) -> None:
         if not self._opened:
@@ -252,7 +265,11 @@ class Dispatcher:
     def _publish(self, won: Iterable[Won]) -> None:
         for item in won:
             self._look()
-            if self._broker.away:
+            if item.late is not None:
+                self._note_sent(item, item.late)
+            elif item.error is not None:
+                self._note_not_sent(item, item.error)
+            elif self._broker.away:
                 self._unsent.put_back(item)
                 item.decide()
             elif self._journal.applies and self.clock.monotonic() >= item.deadline:
@@ -266,43 +283,55 @@ class Dispatcher:
 
     def _publish_one(self, item: Won) -> None:
         late = max(0, self.clock.wall() - item.due)
-        run_id = wire.run_id(self.backend.namespace, item.job.name, item.slot)
-        job, slot = item.job.name, item.slot
-        self.fanout.emit(
-            events.Sending(job=job, slot=slot, run_id=run_id, attempt=item.attempt, late=late, task=item.job.task)
-        )
+        job, slot, run_id = item.job, item.slot, self._run_id(item)
+        self._note_sending(item, late)
         try:
-            self.publisher.publish(
-                Dispatch(job=item.job, slot=item.slot, attempt=item.attempt, run_id=run_id, late=late)
-            )
+            self.publisher.publish(Dispatch(job=job, slot=slot, attempt=item.attempt, run_id=run_id, late=late))
         except BrokerAway as error:
             self._broker_failed(error)
             self._unsent.put_back(item)
         except PublishUnclear as error:
             if not item.unclear:
-                self.fanout.emit(events.Unclear(job=job, slot=slot, run_id=run_id, error=error))
+                self.fanout.emit(events.Unclear(job=job.name, slot=slot, run_id=run_id, error=error))
             item.unclear = True
             self._unsent.keep(item)
         except Exception as error:
-            self.fanout.emit(events.NotSent(job=job, slot=slot, run_id=run_id, error=error))
-            self._ledger.give_up(item.ending(self.owner, RunState.NOT_SENT, "publish-error"))
+            self._note_not_sent(item, error)
         else:
-            self.fanout.emit(events.Sent(job=job, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
             self._ledger.confirm(
-                Confirmation(
-                    job=job,
-                    slot=slot,
-                    owner=self.owner,
-                    attempt=item.attempt,
-                    late=late,
-                    delay=item.job.delay(self.clock.wall()),
-                )
+                Confirmation(**vars(item.hold(self.owner)), late=late, delay=job.delay(self.clock.wall()))
             )
-            watched = self.agenda.get(job)
-            if watched is not None:
-                self._roster.touched(watched)
+            self._is_out(item, late)
         # Each branch left the slot with somebody: the store by a list above, or the retries by `_unsent`.
-        self._journal.hold(item.job, item.slot)
+        self._journal.hold(job, slot)
+        item.decide()
+
+    def _run_id(self, item: Won) -> str:
+        return wire.run_id(self.backend.namespace, item.job.name, item.slot)
+
+    def _note_sending(self, item: Won, late: Millis) -> None:
+        run_id, task = self._run_id(item), item.job.task
+        self.fanout.emit(
+            events.Sending(job=item.job.name, slot=item.slot, run_id=run_id, attempt=item.attempt, late=late, task=task)
+        )
+
+    def _note_sent(self, item: Won, late: Millis) -> None:
+        """Its message went out with the claim."""
+        self._note_sending(item, late)
+        self._is_out(item, late)
+        item.decide()
+
+    def _is_out(self, item: Won, late: Millis) -> None:
+        self.fanout.emit(
+            events.Sent(job=item.job.name, slot=item.slot, run_id=self._run_id(item), attempt=item.attempt, late=late)
+        )
+        watched = self.agenda.get(item.job.name)
+        if watched is not None:
+            self._roster.touched(watched)
+
+    def _note_not_sent(self, item: Won, error: Exception) -> None:
+        self.fanout.emit(events.NotSent(job=item.job.name, slot=item.slot, run_id=self._run_id(item), error=error))
+        self._ledger.give_up(item.ending(self.owner, RunState.NOT_SENT, "publish-error"))
         item.decide()
 
     def _retry_unclear(self) -> None:
@@ -360,7 +389,7 @@ class Dispatcher:
             return
         won = []
         for claim in self._sweeper.take_over(others_live=self._roster.others_live, agreed=self._roster.agreed):
-            item = Won(claim.job, claim.slot, claim.attempt, claim.deadline)
+            item = Won(claim.job, claim.slot, claim.attempt, claim.deadline, late=claim.late, error=claim.error)
             if self._goes_on(claim, item):
                 won.append(item)
         self._publish(won)
@@ -368,18 +397,14 @@ class Dispatcher:
 
     def _claim_waiting(self) -> list[Won]:
         """Slots that waited for the end of a run, now that it has ended."""
-        deadline = self.clock.monotonic() + self.settings.lease / 1000
         ready = self._sweeper.ready()
+        in_time = [self._sweeper.in_time(job, slot) for job, slot in ready]
         won = []
-        results = self.backend.claim([self._claiming.request(job, slot) for job, slot in ready]) if ready else []
-        for (job, slot), result in zip(ready, results, strict=True):
-            self.fanout.emit(events.Claimed(job=job.name, slot=slot, answer=result.answer))
-            if result.answer is Answer.WON:
-                item = Won(job, slot, result.attempt, deadline)
-                if self._sweeper.in_time(job, slot):
-                    won.append(item)
-                else:
-                    self._unsent.give_up(item, RunState.MISFIRE, "max-late")
+        for item in self._claiming.ask_for_waiting(ready, in_time):
+            if item.late is not None or self._sweeper.in_time(item.job, item.slot):
+                won.append(item)
+            else:
+                self._unsent.give_up(item, RunState.MISFIRE, "max-late")
         return won
 
     def _goes_on(self, claim: Taken, item: Won) -> bool:

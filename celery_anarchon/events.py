@@ -147,6 +147,15 @@ class BrokerChanged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneStepChanged:
+    """Claims and messages are one write from now on (None), or two, and why."""
+
+    reason: str | None
+    wanted: bool
+    """The settings ask for one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stalled:
     """This process did nothing for that long, though it should have: what fell due meanwhile is missed, not current."""
 
@@ -214,6 +223,7 @@ Event: TypeAlias = (
     | SlotsGivenUp
     | StoreChanged
     | BrokerChanged
+    | OneStepChanged
     | Stalled
     | ClockStepped
     | SkewSeen

@@ -166,6 +166,9 @@ class Traits:
     """There is one `history_size` for all of its jobs: the largest that any of them asks for."""
     follows_runs: bool = False
     """It also keeps what becomes of a run on its worker: a :class:`~celery_anarchon.backends.runs.RunBackend`."""
+    one_step: bool = False
+    """A broker may have its queues in it, and a claim and its message can be one write: a
+    :class:`~celery_anarchon.backends.onestep.OneStepBackend`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,13 @@ import difflib
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import AnarchonError, ConfigurationError, OptionError
 from celery_anarchon.model import Coalesce, Millis, OnUnknown, Overlap, Traits
+
+_T = TypeVar("_T")
 
 DEFAULT_HISTORY_SIZE = 100
 
@@ -31,13 +33,13 @@ LEASE_ONLY = frozenset({"catch_up", "coalesce"}) | WORKER_SIDE
 SLOTS_ONLY = frozenset({"jitter", "max_late", "catch_up", "coalesce", "history_ttl"})
 """Options that mean nothing without slots that are known beforehand; and the last run must stay in the history."""
 
-LATER_SETTINGS = frozenset({"one_step", "shadow", "http_port"})
+LATER_SETTINGS = frozenset({"shadow", "http_port"})
 """Settings whose names are reserved for features that this release does not have."""
 
 OWN_SETTINGS = frozenset(
     {
         *("backend", "app_name", "jobs", "lease", "heartbeat", "batch", "max_skew", "early_tolerance"),
-        *("packaged_tzdata", "gate_wait"),
+        *("packaged_tzdata", "gate_wait", "one_step"),
     }
 )
 
@@ -105,6 +107,8 @@ class Settings:
     """How long a worker holds a run that it cannot ask the store about."""
     packaged_tzdata: bool = False
     """Read zones from the ``tzdata`` package only, whatever the host has."""
+    one_step: bool | Literal["auto"] = "auto"
+    """Claim and message as one write of the store: where it can be, never, or no start without."""
 
 
 # --- reading single values --------------------------------------------------------------------------------------------
@@ -130,6 +134,14 @@ def _size(value: Any, what: str) -> int:
 def _switch(value: Any, what: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigurationError(f"{what} must be True or False, not {value!r}")
+    return value
+
+
+def _one_step(value: Any, what: str) -> bool | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    if not isinstance(value, bool):
+        raise ConfigurationError(f'{what} must be "auto", True or False, not {value!r}')
     return value
 
 
@@ -389,10 +401,11 @@ def scheduler_settings(given: Mapping[str, Any], traits: Traits, store: str = TH
         max_skew=max_skew,
         early_tolerance=_given(given, "early_tolerance", _positive, Settings.early_tolerance),
         gate_wait=_given(given, "gate_wait", _duration, lease),
-        packaged_tzdata=bool(_given(given, "packaged_tzdata", _switch, Settings.packaged_tzdata)),
+        packaged_tzdata=_given(given, "packaged_tzdata", _switch, Settings.packaged_tzdata),
+        one_step=_given(given, "one_step", _one_step, Settings.one_step),
     )
 
 
-def _given(given: Mapping[str, Any], name: str, reader: Callable[[Any, str], Any], default: int) -> int:
+def _given(given: Mapping[str, Any], name: str, reader: Callable[[Any, str], _T], default: _T) -> _T:
     value = given.get(name)
-    return default if value is None else int(reader(value, f"setting 'anarchon_{name}'"))
+    return default if value is None else reader(value, f"setting 'anarchon_{name}'")

@@ -35,9 +35,11 @@ class CeleryPublisher:
         self.app = app
         self.namespace = namespace
         self.label = label
+        self.connections = 0
+        """How many there have been: another number, another connection."""
         self._connection: Connection | None = None
         self._producer: Any = None
-        self._broker_errors: tuple[type[BaseException], ...] = (OperationalError, OSError)
+        self.broker_errors: tuple[type[BaseException], ...] = (OperationalError, OSError)
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
@@ -60,7 +62,7 @@ class CeleryPublisher:
         connection: Connection = self.app.connection_for_write()
         connection.transport_options = {**_defaults_for(connection), **(connection.transport_options or {})}
         self._connection = connection
-        self._broker_errors = (
+        self.broker_errors = (
             OperationalError,
             OSError,
             *connection.connection_errors,
@@ -70,7 +72,13 @@ class CeleryPublisher:
             max_retries=max(1, len(connection.alt or ())), interval_start=0, interval_step=0, timeout=CONNECT_TIMEOUT
         )
         self._producer = self.app.amqp.Producer(connection, auto_declare=False)
+        self.connections += 1
         self._probe(connection)
+
+    @property
+    def producer(self) -> Any:
+        """Of the connection as it is now; None: there is none."""
+        return self._producer
 
     def _probe(self, connection: Connection) -> None:
         """Raise unless the broker is there, as far as can be told without sending anything that lasts."""
@@ -106,20 +114,31 @@ class CeleryPublisher:
         if self._producer is None:
             self.check()
         try:
-            self._send(dispatch)
+            self.send(dispatch)
         except IrrecoverableChannelError:
             # The broker's no to this very message (no such exchange, access refused): the channel is gone, that is all.
             self._drop()
             raise
-        except self._broker_errors as error:
-            if str(error).startswith(REFUSALS_OF_A_BROKER):
+        except self.broker_errors as error:
+            if self.is_refusal(error):
                 raise BrokerAway(str(error)) from error
-            if _is_reply_error(error):
+            if self.is_reply(error):
                 raise
             self._drop()
             raise PublishUnclear(str(error) or repr(error)) from error
 
-    def _send(self, dispatch: Dispatch) -> None:
+    @staticmethod
+    def is_refusal(error: BaseException) -> bool:
+        """Whether a broker surely did not write, for its own sake and not the message's."""
+        return str(error).startswith(REFUSALS_OF_A_BROKER)
+
+    @staticmethod
+    def is_reply(error: BaseException) -> bool:
+        """Whether Redis answered, and answered no: surely not sent, and not for the broker's sake."""
+        return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
+
+    def send(self, dispatch: Dispatch) -> None:
+        """Hand the message to Celery, over the connection as it is. Raises whatever that raises."""
         entry: ScheduleEntry = dispatch.job.payload
         args = [_now(value) for value in entry.args or ()]
         kwargs = {key: _now(value) for key, value in (entry.kwargs or {}).items()}
@@ -189,11 +208,6 @@ class CeleryPublisher:
 
 def _now(value: Any) -> Any:
     return value() if isinstance(value, BeatLazyFunc) else value
-
-
-def _is_reply_error(error: BaseException) -> bool:
-    """Whether Redis answered, and answered no: surely not sent, and not for the broker's sake."""
-    return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
 
 
 def _defaults_for(connection: Connection) -> Mapping[str, Any]:

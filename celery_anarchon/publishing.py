@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from celery_anarchon.backends.base import Command
+from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
 
@@ -29,6 +31,14 @@ class PublishUnclear(Exception):
     """The broker may or may not have the message."""
 
 
+class NotOneStep(Exception):
+    """The broker's queues are not in the store, or are not written as this release knows them; the text says why."""
+
+
+class NothingToSend(Exception):
+    """The broker's client would have written nothing for this message: no queue is bound to where it goes."""
+
+
 class Publisher(Protocol):
     """Sends messages.
 
@@ -51,3 +61,35 @@ class Publisher(Protocol):
 
     def close(self) -> None:
         """Give the connection back. Repeatable, quick, takes no lock."""
+
+
+class Builder(Protocol):
+    """Makes messages as writes of the store, where the broker keeps its queues there."""
+
+    @property
+    def is_new(self) -> bool:
+        """The connection to the broker is another one than :meth:`verify` last saw."""
+
+    def why_not(self) -> str | None:
+        """Why this broker never is the store, as far as that is known without asking it; None: it may be."""
+
+    def verify(self, store: OneStepBackend) -> None:
+        """Make sure that what is written into *store* is what the broker would have in its queues.
+
+        :raises NotOneStep: it is not.
+        :raises BrokerAway: the broker does not answer. The store's own errors pass.
+        """
+
+    def takes(self, job: Job) -> bool:
+        """Whether messages of *job* can be made so; others are published."""
+
+    def is_cheap(self, job: Job) -> bool:
+        """Whether the next message of *job* costs next to nothing to make."""
+
+    def build(self, dispatch: Dispatch) -> tuple[Command, ...]:
+        """One message, not sent. Any exception but those below is the message's own fault.
+
+        :raises BrokerAway: the broker had to be asked, and did not answer; so :class:`PublishUnclear`.
+        :raises NotOneStep: this one cannot be made so, whatever :meth:`takes` said.
+        :raises NothingToSend: it would go nowhere.
+        """

@@ -13,6 +13,7 @@ from celery import Celery, beat
 from celery_anarchon import __version__, events
 from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.beatlog import log_event
+from celery_anarchon.building import CeleryBuilder
 from celery_anarchon.choice import APPS_OWN, app_name, choose_backend
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.dispatcher import Dispatcher
@@ -21,6 +22,7 @@ from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.interrupts import held_back
 from celery_anarchon.job import Job
 from celery_anarchon.live import CountingDict, WatchedSchedule
+from celery_anarchon.onestep import OneStep
 from celery_anarchon.options import late_warning
 from celery_anarchon.publish import CeleryPublisher
 from celery_anarchon.zonedata import packaged
@@ -74,13 +76,14 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self._jobs = {name: self._job(entry) for name, entry in self.schedule.items()}
         self.schedule.take_touched()
 
-        _say_where(backend, source)
         if settings.packaged_tzdata:
             logger.info("zones: those of the tzdata package, release %s", packaged())
         label = f"{socket.gethostname()}:{os.getpid()}"
+        publisher = self.publisher_class(self.app, namespace=backend.namespace, label=label)
         self.dispatcher = self.dispatcher_class(
             backend=backend,
-            publisher=self.publisher_class(self.app, namespace=backend.namespace, label=label),
+            publisher=publisher,
+            builder=CeleryBuilder(publisher) if backend.traits.one_step else None,
             owner=secrets.token_hex(16),
             label=label,
             app_name=app_name(self.app),
@@ -91,7 +94,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             max_interval=self.max_interval,
             stopping=lambda: bool(self._stop_signals),
         )
-        self.dispatcher.open()
+        one_step = self.dispatcher.one_step
+        self.dispatcher.open(lambda: _say_where(backend, source, one_step))
         self.dispatcher.load(self._jobs)
 
     def install_default_entries(self, data: dict[str, Any]) -> None:
@@ -179,11 +183,19 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         return f"    . store -> {backend.describe()} ({source})"
 
 
-def _say_where(backend: ClaimBackend, source: str) -> None:
+def _say_where(backend: ClaimBackend, source: str, one_step: OneStep) -> None:
     where = backend.describe()
     if source == "default":
         logger.warning("store: %s (no anarchon_backend is set: this file serves the beats of this one machine)", where)
     elif backend.name == "sqlite" and source in APPS_OWN:
         logger.warning("store: %s (%s: this file serves the beats of this one machine)", where, source)
     else:
-        logger.info("store: %s (%s)", where, source)
+        logger.info("store: %s (%s)%s", where, source, _in_words(one_step) if backend.traits.one_step else "")
+
+
+def _in_words(one_step: OneStep) -> str:
+    if one_step.on:
+        return "; claim and enqueue in one step"
+    if one_step.reason:
+        return f"; claim and enqueue in two steps: {one_step.reason}"
+    return ""

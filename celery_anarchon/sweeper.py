@@ -10,18 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from celery_anarchon import events, slots
-from celery_anarchon.backends.base import ClaimBackend, LapsedClaim, LeaseBackend, Takeover
+from celery_anarchon.backends.base import ClaimBackend, ClaimResult, Enqueue, LapsedClaim, LeaseBackend, Takeover
 from celery_anarchon.backends.runs import LapsedEnd, RunBackend
 from celery_anarchon.clock import Clock
 from celery_anarchon.job import Job
-from celery_anarchon.model import Coalesce, Millis, RunState
+from celery_anarchon.model import Answer, Coalesce, Millis, RunState
+from celery_anarchon.onestep import Ask, Message, OneStep
 from celery_anarchon.options import Settings
 from celery_anarchon.pulse import STALL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A lapsed claim that is now this beat's: publish it, or end it as `end`, for `reason`."""
+    """A lapsed claim that is now this beat's: publish it, or end it as `end`, for `reason`; or it is sent already."""
 
     job: Job
     slot: Millis
@@ -33,6 +34,10 @@ class Taken:
     """Monotonic: when the lease may be over again."""
     end: RunState | None = None
     reason: str = ""
+    late: Millis | None = None
+    """Its message went out with the takeover, so late."""
+    error: Exception | None = None
+    """Why it has no message, and will not have one."""
 
 
 def verdict_on(lapsed: LapsedClaim, job: Job, now: Millis) -> tuple[RunState | None, str]:
@@ -90,10 +95,12 @@ class Sweeper:
         clock: Clock,
         job_named: Callable[[str], Job | None],
         fanout: events.Fanout,
+        one_step: OneStep,
         *,
         owner: str,
         label: str,
     ) -> None:
+        self._one_step = one_step
         self._backend = backend if isinstance(backend, LeaseBackend) else None
         self._runs = backend if isinstance(backend, RunBackend) else None
         self._fanout = fanout
@@ -168,12 +175,15 @@ class Sweeper:
         if not known:
             return []
         deadline = now + self._settings.lease / 1000
-        attempts = self._backend.takeover([self._wish(claim) for claim, _ in known])
         wall = self._clock.wall()
+        verdicts = [verdict_on(claim, job, wall) for claim, job in known]
+        messages = self._messages(known, verdicts)
         taken = [
-            self._taken(claim, job, attempt, deadline, wall)
-            for (claim, job), attempt in zip(known, attempts, strict=True)
-            if attempt is not None
+            self._taken(claim, job, result, deadline, verdict, message)
+            for (claim, job), verdict, message, result in zip(
+                known, verdicts, messages, self._take(known, messages), strict=True
+            )
+            if result is not None
         ]
         if not (taken and full):
             self.wait()
@@ -207,7 +217,30 @@ class Sweeper:
                 )
         return rest
 
-    def _wish(self, claim: LapsedClaim) -> Takeover:
+    def _messages(
+        self, known: Sequence[tuple[LapsedClaim, Job]], verdicts: Sequence[tuple[RunState | None, str]]
+    ) -> list[Message]:
+        asks = [
+            # It was granted to a body, or is only a promise: the header must say what the record will.
+            Ask(job, claim.slot, claim.attempt + (claim.state is RunState.RUNNING))
+            for (claim, job), (end, _) in zip(known, verdicts, strict=True)
+            if end is None
+        ]
+        made = iter(self._one_step.messages(asks, lapsed=True))
+        return [next(made) if end is None else None for end, _ in verdicts]
+
+    def _take(
+        self, known: Sequence[tuple[LapsedClaim, Job]], messages: Sequence[Message]
+    ) -> Sequence[ClaimResult | None]:
+        wishes = [self._wish(claim, message) for (claim, _), message in zip(known, messages, strict=True)]
+        if any(wish.enqueue is not None for wish in wishes):
+            return self._one_step.store.takeover_and_send(wishes)
+        assert self._backend is not None
+        return [
+            None if attempt is None else ClaimResult(Answer.WON, attempt) for attempt in self._backend.takeover(wishes)
+        ]
+
+    def _wish(self, claim: LapsedClaim, message: Message) -> Takeover:
         return Takeover(
             job=claim.job,
             slot=claim.slot,
@@ -215,18 +248,28 @@ class Sweeper:
             owner=self._owner,
             beat=self._label,
             lease=self._settings.lease,
+            enqueue=message if isinstance(message, Enqueue) else None,
         )
 
     @staticmethod
-    def _taken(claim: LapsedClaim, job: Job, attempt: int, deadline: float, wall: Millis) -> Taken:
-        end, reason = verdict_on(claim, job, wall)
+    def _taken(
+        claim: LapsedClaim,
+        job: Job,
+        result: ClaimResult,
+        deadline: float,
+        verdict: tuple[RunState | None, str],
+        message: Message,
+    ) -> Taken:
+        end, reason = verdict
         return Taken(
             job=job,
             slot=claim.slot,
-            attempt=attempt,
+            attempt=result.attempt,
             abandoned=claim.abandoned,
             started=claim.state is RunState.RUNNING,
             deadline=deadline,
             end=end,
             reason=reason,
+            late=message.late if result.sent and isinstance(message, Enqueue) else None,
+            error=message if isinstance(message, Exception) else None,
         )

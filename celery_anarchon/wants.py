@@ -39,6 +39,10 @@ class Won:
     want: Want | None = None
     unclear: bool = False
     """A publish of it went unanswered before."""
+    late: Millis | None = None
+    """Its message went out with the claim, so late; None: it is to be published."""
+    error: Exception | None = None
+    """Why it has no message, and will not have one."""
 
     @property
     def due(self) -> Millis:

@@ -58,6 +58,7 @@ def parse_time(text: str) -> Millis:
     return instant(datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text))
 
 
+@lru_cache(maxsize=1024)
 def run_id(namespace: str, job: str, slot: Millis) -> str:
     """The id of the run of (job, slot): also the Celery task id of every attempt and every repeated publish."""
     name = json.dumps([namespace, job, time_text(slot)], ensure_ascii=False, separators=(",", ":"))

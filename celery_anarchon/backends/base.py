@@ -1,7 +1,8 @@
 """The contract between the engine and a store, clause by clause.
 
 Each clause has an id (C: claims, L: leases, X: life cycle; W, runs on their workers, is in
-:mod:`celery_anarchon.backends.runs`). The conformance kit in :mod:`celery_anarchon.testing` has a test of the same id
+:mod:`celery_anarchon.backends.runs`, and O, claim and message in one step, in :mod:`celery_anarchon.backends.onestep`).
+The conformance kit in :mod:`celery_anarchon.testing` has a test of the same id
 for each, and a saboteur backend that breaks just that clause. Ids are never used twice.
 
 Two rules stand above the clauses:
@@ -23,6 +24,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from celery_anarchon.model import Answer, Millis, Run, RunState, Terms, Traits
 
@@ -35,7 +37,9 @@ __all__ = [
     "ClaimBackend",
     "ClaimRequest",
     "ClaimResult",
+    "Command",
     "Confirmation",
+    "Enqueue",
     "GivenUp",
     "Hold",
     "Keep",
@@ -64,6 +68,22 @@ BEATS_KEPT: Millis = 24 * 3_600_000
 """How long a beat that vanished is remembered, whoever asks."""
 
 
+Command: TypeAlias = "tuple[str | bytes | int, ...]"
+"""One write, in the words of the store that is to do it. Nothing between its maker and that store looks into it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enqueue:
+    """A message as writes of the store itself, for :class:`~celery_anarchon.backends.onestep.OneStepBackend`."""
+
+    commands: tuple[Command, ...]
+    attempt: int = 1
+    """What its header says."""
+    late: Millis = 0
+    delay: Millis = 0
+    """As in :class:`Confirmation`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClaimRequest:
     """One (job, slot) that a beat would like to dispatch."""
@@ -78,6 +98,8 @@ class ClaimRequest:
     """How long the claim is held unless confirmed; a claim-only store ignores it."""
     terms: Terms | None = None
     """What the store must keep for the run's worker; None: the run is not followed. Only for stores that can."""
+    enqueue: Enqueue | None = None
+    """Its message, where claim and message are one step; all else ignores it."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +108,8 @@ class ClaimResult:
 
     answer: Answer
     attempt: int = 1
+    sent: bool = False
+    """Its message went out in the same step: there is nothing to publish."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +196,8 @@ class Takeover:
     owner: str
     beat: str
     lease: Millis
+    enqueue: Enqueue | None = None
+    """As in :class:`ClaimRequest`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from celery_anarchon.backends.base import (
     check_given_up,
     check_never_a_run,
 )
-from celery_anarchon.backends.memoryruns import MemoryRuns
+from celery_anarchon.backends.memoryonestep import MemoryOneStep
 from celery_anarchon.backends.memorystore import NO_MESSAGE, MemoryStore, Record, Space
 from celery_anarchon.clock import Clock
 from celery_anarchon.errors import LayoutMismatch
@@ -42,7 +42,7 @@ _named: dict[str, MemoryStore] = defaultdict(MemoryStore)
 """What ``memory://NAME`` means in this process: its clients must meet in one store, as those of a server do."""
 
 
-class MemoryBackend(MemoryRuns):
+class MemoryBackend(MemoryOneStep):
     """A client of a :class:`MemoryStore`. Clients that are handed the same store share it."""
 
     name = "memory"
@@ -54,6 +54,7 @@ class MemoryBackend(MemoryRuns):
         any_job_name=True,
         history_by_age=True,
         follows_runs=True,
+        one_step=True,
     )
 
     def __init__(

@@ -122,4 +122,6 @@ class MemoryStore:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self.spaces: dict[str, Space] = defaultdict(Space)
+        self.queues: dict[str, list[str | bytes | int]] = defaultdict(list)
+        """What messages were written, oldest first: a broker's, as far as anybody plays one."""
         self.lock = threading.RLock()

@@ -29,6 +29,7 @@ from celery_anarchon.backends.base import (
     ClaimBackend,
     ClaimRequest,
     ClaimResult,
+    Command,
     Confirmation,
     GivenUp,
     Hold,
@@ -37,6 +38,7 @@ from celery_anarchon.backends.base import (
     Takeover,
     Traits,
 )
+from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.backends.runs import RunBackend
 from celery_anarchon.model import Answer, Millis, RunState
 
@@ -45,7 +47,7 @@ LONG: Millis = 600_000
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., None])
-_CLAUSE = re.compile(r"test_([CLXW]\d+)_")
+_CLAUSE = re.compile(r"test_([CLXWO]\d+)_")
 
 
 class BackendHarness(abc.ABC):
@@ -99,6 +101,11 @@ class BackendHarness(abc.ABC):
         assert isinstance(client, RunBackend), f"{client.name}: traits.follows_runs, but it is no RunBackend"
         return client
 
+    def connect_one_step(self) -> OneStepBackend:
+        client = self.connect()
+        assert isinstance(client, OneStepBackend), f"{client.name}: traits.one_step, but it is no OneStepBackend"
+        return client
+
     @abc.abstractmethod
     def raw_read(self, job: str, slot: Millis) -> Mapping[str, Any] | None:
         """The stored record, read past the backend: its fields by any names, as long as equal records are equal."""
@@ -112,6 +119,18 @@ class BackendHarness(abc.ABC):
         """Write the end of a lease, or of a run's wait in its queue, past the backend. A store that cannot, overrides
         :meth:`lapse` and waits."""
         raise NotImplementedError(f"{type(self).__name__} has leases, but no raw_forge_lease()")
+
+    def message_writes(self, queue: str, payload: str) -> tuple[Command, ...]:
+        """Only where traits.one_step: the store's commands that put *payload* into that queue."""
+        raise NotImplementedError(f"{type(self).__name__} has traits.one_step, but no message_writes()")
+
+    def refused_write(self) -> Command:
+        """Only where traits.one_step: a command of a message that the store refuses, when all before it were done."""
+        raise NotImplementedError(f"{type(self).__name__} has traits.one_step, but no refused_write()")
+
+    def raw_queue(self, queue: str) -> list[str]:
+        """Only where traits.one_step: the payloads in that queue, oldest first, read past the backend."""
+        raise NotImplementedError(f"{type(self).__name__} has traits.one_step, but no raw_queue()")
 
     @abc.abstractmethod
     def raw_forge_layout(self, version: int) -> None:

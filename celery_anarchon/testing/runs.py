@@ -23,7 +23,7 @@ from celery_anarchon.testing.gates import (
     SUCCEEDED,
 )
 from celery_anarchon.testing.harness import LONG, BackendHarness, abandon, give_up, raised_by, take
-from celery_anarchon.testing.overlaps import OverlapSuite
+from celery_anarchon.testing.onestep import OneStepSuite
 from celery_anarchon.testing.runforms import (
     ONCE,
     PLAIN,
@@ -51,7 +51,7 @@ WON, TAKEN, WAIT, SKIPPED, WAITING = Answer.WON, Answer.TAKEN, Answer.WAIT, Answ
 LOST_IN_QUEUE, SUPERSEDED = RunState.LOST_IN_QUEUE, RunState.SUPERSEDED
 
 
-class RunSuite(OverlapSuite):
+class RunSuite(OneStepSuite):
     """Everything of :class:`~celery_anarchon.testing.leases.LeaseSuite`, and runs on their workers."""
 
     wants_runs: ClassVar[bool] = True

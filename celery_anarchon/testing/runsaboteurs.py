@@ -626,6 +626,8 @@ MUTANTS: dict[str, str] = {
     "retrying-never-times-out": "RetriesForEver",
     "owner-is-hostname": "OwnerIsTheHost",
     "won-again-publishes": "WinsAgainAfterSending",
+    "one-step-enqueues-again": "EnqueuesAgain",
+    "one-step-takeover-two-steps": "TakesOverInTwoSteps",
 }
 """Mutant of the model -> the saboteur that it is in a store."""
 
@@ -643,8 +645,6 @@ NOT_OF_A_STORE = frozenset(
         "publish-after-abandon",
         "handover-before-stop",
         "handover-overtakes-settle",
-        "one-step-enqueues-again",
-        "one-step-takeover-two-steps",
         "unknown-is-won",
         "unknown-is-taken",
     }

@@ -37,6 +37,7 @@ from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.model import Answer, Millis, Run, RunState
 from celery_anarchon.testing.claimonly import ClaimOnlyMemory
+from celery_anarchon.testing.onestepsaboteurs import ONE_STEP_SABOTEURS
 from celery_anarchon.testing.runsaboteurs import RUN_SABOTEURS
 
 
@@ -548,5 +549,6 @@ SABOTEURS: dict[str, tuple[type[MemoryBackend] | type[SqliteBackend] | type[Clai
     "X3": (WaitsForItself,),
     "X4": (AnybodysNamespace,),
     **RUN_SABOTEURS,
+    **ONE_STEP_SABOTEURS,
 }
 """Clause -> the backends that break it."""

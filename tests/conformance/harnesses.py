@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
-from celery_anarchon.backends.base import ClaimBackend
+from celery_anarchon.backends.base import ClaimBackend, Command
 from celery_anarchon.backends.memory import MemoryBackend, MemoryStore
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.model import Millis
@@ -54,6 +54,15 @@ class MemoryHarness(BackendHarness):
 
     def raw_forge_layout(self, version: int) -> None:
         self.store.spaces[self.namespace].layout = version
+
+    def message_writes(self, queue: str, payload: str) -> tuple[Command, ...]:
+        return (("PUT", queue, payload),)
+
+    def refused_write(self) -> Command:
+        return ("THROW", "away")
+
+    def raw_queue(self, queue: str) -> list[str]:
+        return [str(payload) for payload in self.store.queues[queue]]
 
     def pass_time(self, span: Millis) -> None:
         self.clock.advance(span)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 import redis
 from support.redis_servers import Cluster, Private, Proxy, through
 
-from celery_anarchon.backends.base import ClaimBackend
+from celery_anarchon.backends.base import ClaimBackend, Command
 from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend
 from celery_anarchon.backends.redis.store import Keys, encoded
 from celery_anarchon.model import Millis
@@ -78,6 +79,16 @@ class RedisHarness(BackendHarness):
         with self.raw(self.keys.meta) as client:
             client.hset(self.keys.meta, "layout", str(version))
 
+    def message_writes(self, queue: str, payload: str) -> tuple[Command, ...]:
+        return (("LPUSH", f"{self.namespace}:{queue}", payload), ("PEXPIRE", f"{self.namespace}:{queue}", 600_000))
+
+    def refused_write(self) -> Command:
+        return ("NO-SUCH-COMMAND", "key")
+
+    def raw_queue(self, queue: str) -> list[str]:
+        with self.server.client() as client:
+            return [payload.decode() for payload in reversed(client.lrange(f"{self.namespace}:{queue}", 0, -1))]
+
     def restart(self) -> None:
         for client in self._clients:
             client.close()
@@ -135,7 +146,8 @@ class OnCluster:
 
 
 class ClusterHarness(OnCluster, RedisHarness):
-    pass
+    # There, queues are elsewhere: see `why_not_one_step`.
+    traits = replace(RedisBackend.traits, one_step=False)
 
 
 # --- strategies that only take claims ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from conformance.harnesses import ClaimOnlyHarness, MemoryHarness, SqliteHarness
 from model.run_protocol import MUTANTS as MODEL_MUTANTS
 
-from celery_anarchon.backends import base, runs
+from celery_anarchon.backends import base, onestep, runs
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.testing import RunSuite, clauses_of
@@ -83,10 +83,10 @@ def test_every_clause_has_a_saboteur() -> None:
 
 
 def test_every_clause_of_the_contract_is_tested() -> None:
-    text = Path(base.__file__).read_text() + Path(runs.__file__).read_text()
-    promised = set(re.findall(r"\b[CLXW]\d+\b", text))
+    text = "".join(Path(part.__file__).read_text() for part in (base, runs, onestep))
+    promised = set(re.findall(r"\b[CLXWO]\d+\b", text))
     assert promised - set(CLAUSES) == set()
-    numbers = {f"W{number}" for number in range(1, 25)}
+    numbers = {f"W{number}" for number in range(1, 25)} | {f"O{number}" for number in range(1, 7)}
     assert numbers <= promised, "a clause of the suite that the contract does not have"
 
 

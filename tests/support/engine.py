@@ -13,7 +13,7 @@ from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
 from celery_anarchon.options import JobOptions, Settings
-from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
+from celery_anarchon.publishing import BrokerAway, Builder, Dispatch, PublishUnclear
 from celery_anarchon.testing.claimonly import ClaimOnlyMemory, ClaimOnlyStore
 from celery_anarchon.testing.clock import ManualClock
 from celery_anarchon.timetable import Interval, Timetable
@@ -97,6 +97,9 @@ for _name in [
     "open",
     "now",
     "claim",
+    "claim_and_send",
+    "takeover_and_send",
+    "open_slots",
     "confirm",
     "abandon",
     "give_up",
@@ -133,10 +136,18 @@ class World:
     def client(self) -> Any:
         return Moody(store=self.store) if self.claim_only is None else MoodyClaims(store=self.claims, **self.claim_only)
 
-    def beat(self, name: str = "a", *jobs: Job, publisher: Outbox | None = None, kind: Any = Dispatcher) -> Dispatcher:
+    def beat(
+        self,
+        name: str = "a",
+        *jobs: Job,
+        publisher: Outbox | None = None,
+        kind: Any = Dispatcher,
+        builder: Builder | None = None,
+    ) -> Dispatcher:
         beat: Dispatcher = kind(
             backend=self.client(),
             publisher=publisher or self.outbox,
+            builder=builder,
             owner=f"owner-{name}",
             label=name,
             settings=self.settings,

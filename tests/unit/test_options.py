@@ -197,7 +197,8 @@ def test_settings_have_defaults_in_proportion() -> None:
         ({"lease": "five"}, "must be a duration"),
         ({"batch": 0}, "at least 1"),
         ({"leese": 3}, "did you mean 'anarchon_lease'?"),
-        ({"one_step": True}, "does not have yet"),
+        ({"shadow": True}, "does not have yet"),
+        ({"one_step": "yes"}, 'must be "auto", True or False'),
     ],
 )
 def test_wrong_settings(given: dict[str, Any], words: str) -> None:

@@ -32,11 +32,11 @@ from celery_anarchon.backends.base import (
     Traits,
 )
 from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE
-from celery_anarchon.backends.redis.records import answer, known, lapsed_claim, optional, runs, terms_json
-from celery_anarchon.backends.redis.runs import RedisRuns
+from celery_anarchon.backends.redis.onestep import RedisOneStep
+from celery_anarchon.backends.redis.records import known, lapsed_claim, optional, runs
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
 from celery_anarchon.backends.redis.store import chunks, decoded, encoded, logger
-from celery_anarchon.model import UNSETTLED, Answer, Millis, Run, RunState
+from celery_anarchon.model import UNSETTLED, Millis, Run, RunState
 
 _NO_MESSAGE = sorted(str(state) for state in GIVEN_UP | NEVER_A_RUN | {RunState.WAITING})
 _UNSETTLED = ",".join(sorted(str(state) for state in UNSETTLED))
@@ -45,8 +45,8 @@ _DROPPED_AT_ONCE = 5_000
 """Records that one call of ``tidy`` drops, for the same reason."""
 
 
-class RedisLease(RedisRuns):
-    """See the module; what workers ask is in :mod:`.runs`."""
+class RedisLease(RedisOneStep):
+    """See the module; what workers ask is in :mod:`.runs`, claims with their messages are in :mod:`.onestep`."""
 
     traits = Traits(
         leases=True,
@@ -56,20 +56,13 @@ class RedisLease(RedisRuns):
         any_job_name=True,
         history_by_age=True,
         follows_runs=True,
+        one_step=True,
     )
 
     # --- claims -------------------------------------------------------------------------------------------------------
 
     def claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        replies = self._asked(
-            "claim",
-            requests,
-            lambda one: (encoded(one.owner), encoded(one.beat), one.lease, terms_json(one.terms)),
-            before=(self.early_tolerance,),
-            width=2,
-        )
-        where = self.describe()
-        return [ClaimResult(answer(Answer, word, where), int(attempt)) for word, attempt in replies]
+        return self._claims(requests, with_messages=False)
 
     def confirm(self, confirmations: Sequence[Confirmation]) -> list[bool]:
         return self._done("confirm", confirmations, lambda one: (*_named(one), one.late, one.delay))
@@ -127,12 +120,7 @@ class RedisLease(RedisRuns):
         return [lapsed_claim(lease) for _, lease in sorted(found)[: max(limit, 0)]]
 
     def takeover(self, wishes: Sequence[Takeover]) -> list[int | None]:
-        replies = self._asked(
-            "takeover",
-            wishes,
-            lambda one: (one.from_attempt, encoded(one.owner), encoded(one.beat), one.lease),
-        )
-        return [int(attempt) or None for (attempt,) in replies]
+        return [int(attempt) or None for attempt, _ in self._takeovers(wishes, with_messages=False)]
 
     def tidy(self, keeps: Sequence[Keep]) -> int:
         groups = self._grouped(keeps)

@@ -10,6 +10,9 @@ from importlib import resources
 
 Argument = bytes | str | int
 
+_SENDING = frozenset({"claim", "takeover", "write"})
+"""The scripts that write messages: ``sending.lua`` stands before them, too."""
+
 
 @dataclass(frozen=True)
 class Script:
@@ -45,6 +48,7 @@ def script(name: str) -> Script:
     *folders, file = name.split("/")
     for one in folders:
         folder = folder / one
-    source = (folder / "common.lua").read_bytes() + (folder / f"{file}.lua").read_bytes()
+    files = ("common", "sending", file) if name in _SENDING else ("common", file)
+    source = b"".join((folder / f"{one}.lua").read_bytes() for one in files)
     # SHA-1 is the server's choice; it guards nothing.
     return Script(name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest())

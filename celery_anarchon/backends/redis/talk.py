@@ -42,7 +42,7 @@ class Driver:
 
 def exchange(link: Any, driver: Driver, commands: Commands) -> list[Any]:
     """Send *commands* at once and read all replies; one that is an error stands in its place."""
-    link.send_packed_command(link.pack_commands(commands))
+    link.send_packed_command([b"".join(map(_packed, commands))])
     replies: list[Any] = []
     for _ in commands:
         try:
@@ -56,6 +56,16 @@ def exchange(link: Any, driver: Driver, commands: Commands) -> list[Any]:
             else:
                 raise
     return replies
+
+
+def _packed(command: Sequence[Argument]) -> bytes:
+    """As the protocol wants it. The driver's own way costs more than all else of a large batch: it asks of each word
+    what it is in five steps, and sends in pieces of some words each."""
+    parts = [b"*%d\r\n" % len(command)]
+    for word in command:
+        data = word if isinstance(word, bytes) else str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
 
 
 def ask(link: Any, driver: Driver, where: str, *command: Argument) -> Any:

@@ -1,7 +1,8 @@
--- Claim slots.
+-- Claim slots, and write the messages that come with those that are won.
 -- KEYS, for each request: see common.
--- ARGV: tolerance; then for each request: job, slot, owner, beat, lease, terms (JSON; empty: none).
--- Reply, for each request: answer, attempt.
+-- ARGV: tolerance; then for each request: job, slot, owner, beat, lease, terms (JSON; empty: none), message (see
+--   sending).
+-- Reply, for each request: answer, attempt, 1: its message was written.
 local now = clock()
 local early = now + tonumber(ARGV[1])
 local replies = {}
@@ -56,7 +57,7 @@ local function overlapping(row, terms, beat)
   return 'waiting'
 end
 
-local function claim(row, owner, beat, span, terms)
+local function claim(row, owner, beat, span, terms, message)
   if closed(row.floor, row.slot) then
     return 'too-old', 1
   end
@@ -71,7 +72,12 @@ local function claim(row, owner, beat, span, terms)
     if held_up then
       return held_up, 1
     end
-    make(row, { state = 'claimed', owner = owner, attempt = 1, claimed_at = now, beat = beat, terms = terms }, till)
+    run = { state = 'claimed', owner = owner, attempt = 1, claimed_at = now, beat = beat, terms = terms }
+    name(row, run)
+    if send(row, now, message) then
+      return 'won', 1, 1
+    end
+    put(row, 'claimed', till)
     return 'won', 1
   end
   if run.state == 'waiting' then
@@ -82,6 +88,9 @@ local function claim(row, owner, beat, span, terms)
       waits_no_more(row)
     end
     run.owner, run.beat, run.claimed_at, run.terms = owner, beat, now, terms
+    if send(row, now, message) then
+      return 'won', run.attempt, 1
+    end
   elseif run.owner ~= owner then
     return 'taken', 1
   elseif run.state ~= 'claimed' then
@@ -91,9 +100,12 @@ local function claim(row, owner, beat, span, terms)
   return 'won', run.attempt
 end
 
+local a = 2
 for i = 0, #KEYS / 5 - 1 do
-  local a = 6 * i + 1
-  local row = look(i, ARGV[a + 1], ARGV[a + 2])
-  replies[2 * i + 1], replies[2 * i + 2] = claim(row, ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], ARGV[a + 6])
+  local row = look(i, ARGV[a], ARGV[a + 1])
+  local message, next_one = message_at(a + 6)
+  local answer, attempt, sent = claim(row, ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], message)
+  replies[3 * i + 1], replies[3 * i + 2], replies[3 * i + 3] = answer, attempt, sent or 0
+  a = next_one
 end
 return replies

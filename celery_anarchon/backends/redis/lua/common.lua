@@ -121,11 +121,26 @@ local function put(row, state, till, patience)
   end
 end
 
--- The same for a slot that had no record.
-local function make(row, run, till)
+-- This is the record of a slot that had none; it is yet to be put somewhere.
+local function name(row, run)
   row.run = run
   redis.call('ZADD', row.slots, row.slot, row.slot)
-  put(row, run.state, till)
+end
+
+local function make(row, run)
+  name(row, run)
+  put(row, run.state)
+end
+
+-- Its message is in its queue.
+local function published(row, now, late, delay)
+  local run = row.run
+  run.sent_at, run.late = now, late
+  if run.terms then
+    put(row, 'queued', now + delay + run.terms.queue_timeout)
+  else
+    put(row, 'dispatched')
+  end
 end
 
 local function settle(row, now, state, reason)

@@ -11,12 +11,7 @@ for i = 0, #KEYS / 5 - 1 do
   local run = row.run
   local done = 0
   if held_by(run, owner, attempt) then
-    run.sent_at, run.late = now, tonumber(ARGV[a + 5])
-    if run.terms then
-      put(row, 'queued', now + tonumber(ARGV[a + 6]) + run.terms.queue_timeout)
-    else
-      put(row, 'dispatched')
-    end
+    published(row, now, tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6]))
     done = 1
   elseif run and (run.state == 'dispatched' or run.state == 'queued') and ended_by(run, owner, attempt) then
     done = 1

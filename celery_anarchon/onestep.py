@@ -1,0 +1,164 @@
+"""Claim and message as one write: whether this beat may do so, and the messages that go along with what it asks for.
+
+The broker's queues must be in the store itself, and what is written there must be what the broker's own client would
+have written. Both are found out, never assumed, and looked at again from time to time; where either does not hold, or
+is not known just now, claims go without messages, and what they win is published as ever.
+
+Does not belong here: how a message is made (:mod:`celery_anarchon.publishing`), and asking the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from celery_anarchon import events, wire
+from celery_anarchon.backends.base import ClaimBackend, Enqueue
+from celery_anarchon.backends.onestep import OneStepBackend
+from celery_anarchon.clock import Clock
+from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
+from celery_anarchon.job import Job
+from celery_anarchon.model import Millis
+from celery_anarchon.options import Settings
+from celery_anarchon.publishing import BrokerAway, Builder, Dispatch, NotOneStep, PublishUnclear
+
+LOOK_AGAIN = 60
+"""Heartbeats after which a broker that was not the store's server is looked at again."""
+
+
+class Ask(NamedTuple):
+    """A slot that is about to be asked for."""
+
+    job: Job
+    slot: Millis
+    attempt: int = 1
+    """What its record will have if it is won."""
+    due: Millis | None = None
+    """When it fell due, where that is not the slot."""
+
+
+Message = Enqueue | Exception | None
+"""A message; why it cannot be made; or None: the slot is asked for without one."""
+
+
+class OneStep:
+    """One beat's use of a store in which messages can go along with claims."""
+
+    def __init__(
+        self,
+        backend: ClaimBackend,
+        builder: Builder | None,
+        settings: Settings,
+        clock: Clock,
+        fanout: events.Fanout,
+        *,
+        owner: str,
+    ) -> None:
+        self._store = backend if isinstance(backend, OneStepBackend) and backend.traits.one_step else None
+        self._builder = builder
+        self._namespace = backend.namespace
+        self._name = backend.name
+        self._wanted = settings.one_step
+        self._heartbeat = settings.heartbeat / 1000
+        self._clock = clock
+        self._fanout = fanout
+        self._owner = owner
+        self.on = False
+        self.reason: str | None = self._never()
+        """Why it is off; empty: that is not known yet."""
+        self._never_on = bool(self.reason)
+        self._look_at = clock.monotonic()
+
+    @property
+    def store(self) -> OneStepBackend:
+        """The store. Only where a message was made for it."""
+        assert self._store is not None
+        return self._store
+
+    def _never(self) -> str | None:
+        if self._wanted is False:
+            return "anarchon_one_step is False"
+        if self._store is None:
+            return f"a store of the kind {self._name} cannot take messages"
+        if self._builder is None:
+            return "there is nothing that makes messages for it"
+        return self._store.why_not_one_step() or self._builder.why_not() or ""
+
+    # --- whether ------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Find out, as far as store and broker answer.
+
+        :raises ConfigurationError: ``anarchon_one_step`` is True, and it cannot be.
+        """
+        if not self._never_on:
+            self._look(announce=False)
+        if self._wanted is True and self.reason:
+            raise ConfigurationError(
+                f"anarchon_one_step is True, but claim and message cannot be one write: {self.reason}; "
+                'change that, or set anarchon_one_step to "auto"'
+            )
+
+    def _ready(self) -> bool:
+        if self._never_on or self._builder is None:
+            return False
+        if self._builder.is_new or self._clock.monotonic() >= self._look_at:
+            self._look(announce=True)
+        return self.on
+
+    def _look(self, *, announce: bool) -> None:
+        if self._store is None or self._builder is None:
+            return
+        before, reason = (self.on, self.reason), None
+        self.on = False
+        try:
+            self._builder.verify(self._store)
+        except NotOneStep as error:
+            reason = str(error)
+        except (BrokerAway, PublishUnclear, BackendUnavailable, OutcomeUnknown):
+            # Whoever is away says so itself, and until it is back nothing is sent in any way.
+            return
+        self.on, self.reason = reason is None, reason
+        self._look_at = self._clock.monotonic() + self._heartbeat * (1 if self.on else LOOK_AGAIN)
+        if announce and before != (self.on, reason):
+            self._fanout.emit(events.OneStepChanged(reason=reason, wanted=self._wanted is True))
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def messages(self, asks: Sequence[Ask], *, lapsed: bool = False) -> list[Message]:
+        """The messages of these slots, each as its own writes; only of those that seem open to this beat, or, where
+        they are *lapsed*, of all."""
+        if not asks or not self._ready():
+            return [None] * len(asks)
+        takes = [self.builder.takes(ask.job) for ask in asks]
+        if not lapsed:
+            self._leave_out_closed(asks, takes)
+        return [self._message(ask) if taken else None for ask, taken in zip(asks, takes, strict=True)]
+
+    def _leave_out_closed(self, asks: Sequence[Ask], takes: list[bool]) -> None:
+        """A message that another beat has sent by now would be made in vain, and its signals would lie."""
+        dear = [number for number, ask in enumerate(asks) if takes[number] and not self.builder.is_cheap(ask.job)]
+        if dear:
+            places = [(asks[number].job.name, asks[number].slot) for number in dear]
+            for number, is_open in zip(dear, self.store.open_slots(places, self._owner), strict=True):
+                takes[number] = is_open
+
+    @property
+    def builder(self) -> Builder:
+        assert self._builder is not None
+        return self._builder
+
+    def _message(self, ask: Ask) -> Message:
+        job, wall = ask.job, self._clock.wall()
+        late = max(0, wall - (ask.slot if ask.due is None else ask.due))
+        run_id = wire.run_id(self._namespace, job.name, ask.slot)
+        try:
+            commands = self.builder.build(
+                Dispatch(job=job, slot=ask.slot, attempt=ask.attempt, run_id=run_id, late=late)
+            )
+        except (BrokerAway, PublishUnclear, NotOneStep):
+            # Nothing is out yet. What is won is published as ever, and says then what is wrong.
+            return None
+        except Exception as error:
+            return error
+        return Enqueue(commands=commands, attempt=ask.attempt, late=late, delay=job.delay(wall))
