@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import select
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,9 +30,17 @@ CALL_TIMEOUT = 5.0
 _LOOK_AFTER = 15.0
 """A connection that was idle for so many seconds is tried before a call is trusted to it."""
 
-_JUST_USED = 0.1
-"""A connection that answered so few seconds ago is not looked at: the look is three system calls, and a worker under
-load asks for each run. One that was closed in between fails the call, as one does that is closed a moment after."""
+
+def _has_news(link: Any) -> bool:
+    """Whether there is something to read, the end of the connection included. The driver's own look is three system
+    calls and more, for each run of a worker under load."""
+    sock = getattr(link, "_sock", None)
+    if type(sock) is not socket.socket or not hasattr(select, "poll"):
+        # Of an encrypted connection only the driver knows what is for us.
+        return bool(link.can_read(0))
+    look = select.poll()
+    look.register(sock, select.POLLIN)
+    return bool(look.poll(0))
 
 
 class Links:
@@ -72,7 +82,7 @@ class Links:
             try:
                 idle = self._clock.monotonic() - since
                 # Readable though nothing was asked: the server has closed it. A call would be lost on it.
-                usable = idle < _JUST_USED or (not link.can_read(0) and (idle < _LOOK_AFTER or self._alive(link)))
+                usable = not _has_news(link) and (idle < _LOOK_AFTER or self._alive(link))
             except Exception:
                 usable = False
             if usable:
