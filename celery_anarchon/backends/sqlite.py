@@ -140,7 +140,7 @@ class SqliteBackend(SqlBackend):
             self._patiently(lambda: connection.exec_driver_sql("COMMIT"))
         except SQLAlchemyError as error:
             if not is_busy(error):
-                raise OutcomeUnknown(f"{self.describe()}: the commit failed ({words(error)})") from error
+                raise OutcomeUnknown(f"{self._error(error)} (the commit failed)") from error
             # Readers kept it from the file, and the transaction is still open: it has surely not been applied.
             connection.exec_driver_sql("ROLLBACK")
             raise

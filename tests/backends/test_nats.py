@@ -20,7 +20,7 @@ from support.planning import plans_within
 from support.waiting import wait_for
 
 from celery_anarchon.backends.base import Confirmation, Keep
-from celery_anarchon.backends.nats import NatsBackend
+from celery_anarchon.backends.nats import NatsBackend, connection
 from celery_anarchon.backends.registry import backend_from_url
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer
@@ -289,6 +289,28 @@ def test_a_claim_without_an_end_is_in_the_history(connect: Connect) -> None:
 
 def test_eight_open_an_empty_namespace_at_once(connect: Connect) -> None:
     appending.eight_open_an_empty_namespace_at_once(connect)
+
+
+def test_a_question_about_a_stream_that_nobody_answers_is_asked_again(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight beats that made the streams of a cluster at once, some waited in vain for an answer, and said that the
+    store was away."""
+    ask, lost = connection.Line.ask, set()
+
+    async def losing(line: connection.Line, subject: str, *rest: Any, **more: Any) -> Any:
+        reply = await ask(line, subject, *rest, **more)
+        if subject not in lost:
+            lost.add(subject)
+            raise connection.NoAnswer("nats: timeout")
+        return reply
+
+    monkeypatch.setattr(connection.Line, "ask", losing)
+    client = connect(history_size=5)
+    client.tidy([Keep(job="job", decided=client.now(), history_size=9)])
+    assert {subject.split(".")[3] for subject in lost} == {"INFO", "CREATE", "UPDATE"}
+    monkeypatch.undo()
+    assert claim(client, "job", client.now(), "a") is Answer.WON
 
 
 def test_a_reader_makes_nothing(server: NatsServer, namespace: str) -> None:

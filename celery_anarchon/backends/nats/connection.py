@@ -30,6 +30,9 @@ CALL_TIMEOUT = 5.0
 LISTENER_TIMEOUT = 1.0
 """Seconds in which somebody must listen to a question."""
 
+AGAIN_AFTER = 1.0
+"""Seconds after which a question about a stream is asked again."""
+
 CONNECT_TIMEOUT = 2.0
 
 OLDEST = (2, 9)
@@ -71,9 +74,16 @@ class Line:
         self._gone = gone
         self._errors = importlib.import_module("nats.errors")
 
-    async def ask(self, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    async def ask(
+        self,
+        subject: str,
+        data: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        patience: float | None = None,
+    ) -> dict[str, Any]:
         """The reply, JSON.
 
+        :param patience: seconds; None: CALL_TIMEOUT.
         :raises Away: nothing was sent, or nobody listens.
         :raises NoAnswer: there was none in time, or the connection broke.
         :raises Refusal: it is an error.
@@ -81,10 +91,11 @@ class Line:
         if not self.client.is_connected:
             raise Away("not connected")
         give_up = asyncio.get_running_loop().time() + LISTENER_TIMEOUT
+        patience = CALL_TIMEOUT if patience is None else patience
         try:
             while True:
                 try:
-                    message = await self._in_time(self.client.request(subject, data, CALL_TIMEOUT, headers=headers))
+                    message = await self._in_time(self.client.request(subject, data, patience, headers=headers))
                     break
                 except self._errors.NoRespondersError:
                     # Nothing was applied. A stream that was just made is not known to all servers of a cluster.
@@ -104,6 +115,17 @@ class Line:
         if "error" in reply:
             raise Refusal(reply["error"])
         return dict(reply)
+
+    async def insist(self, subject: str, data: bytes = b"") -> dict[str, Any]:
+        """As :meth:`ask`, for a question that may be asked again: while a cluster makes a stream, a question about it
+        may never be answered, and the next one is."""
+        give_up = asyncio.get_running_loop().time() + 3 * CALL_TIMEOUT
+        while True:
+            try:
+                return await self.ask(subject, data, patience=AGAIN_AFTER)
+            except NoAnswer:
+                if asyncio.get_running_loop().time() > give_up:
+                    raise
 
     async def _in_time(self, question: Any) -> Any:
         """Its answer; an error at once when the connection breaks, which the driver would wait out."""

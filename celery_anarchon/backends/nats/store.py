@@ -162,7 +162,7 @@ class NatsStore(AppendingStore):
                 return
             try:
                 # Several beats may do this at once: with the same settings all of them succeed.
-                await line.ask(f"{API}.STREAM.CREATE.{name}", json.dumps(wanted).encode())
+                await line.insist(f"{API}.STREAM.CREATE.{name}", json.dumps(wanted).encode())
             except Refusal as error:
                 if error.number != NAME_IN_USE:
                     raise
@@ -175,7 +175,7 @@ class NatsStore(AppendingStore):
 
     async def _config_of(self, line: Line, name: str) -> dict[str, Any] | None:
         try:
-            return dict((await line.ask(f"{API}.STREAM.INFO.{name}"))["config"])
+            return dict((await line.insist(f"{API}.STREAM.INFO.{name}"))["config"])
         except Refusal as error:
             if error.number == NO_STREAM:
                 return None
@@ -214,7 +214,7 @@ class NatsStore(AppendingStore):
         found = await self._config_of(line, self._history)
         if found is not None and 0 < found.get("max_msgs_per_subject", -1) < size:
             wanted = {**found, "max_msgs_per_subject": size}
-            await line.ask(f"{API}.STREAM.UPDATE.{self._history}", json.dumps(wanted).encode())
+            await line.insist(f"{API}.STREAM.UPDATE.{self._history}", json.dumps(wanted).encode())
 
     def close(self) -> None:
         self._connection.close()

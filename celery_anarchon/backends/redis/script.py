@@ -2,6 +2,8 @@
 
 A claim is ``SET marker <owner> NX PX <window>``, counted from the slot, and the record, in one script. Who finds the
 marker there reads in the same step whose it is. Once it may have expired, a slot is TOO_OLD by the server's clock.
+
+The record is in the job's hash, not in a stream: it changes when its message is sent, and an entry of a stream cannot.
 """
 
 from __future__ import annotations
