@@ -149,7 +149,7 @@ class Capture:
 
 def _write(store: OneStepBackend, commands: tuple[Command, ...]) -> None:
     if not store.write(commands):
-        raise NotOneStep("the store's user may not write what the broker's may")
+        raise NotOneStep("the store does not take what the broker's client writes: its user may not write those keys")
 
 
 def _without_tag(payload: bytes) -> bytes:
