@@ -69,7 +69,7 @@ class Capture:
 
     def __init__(self, channel: Any) -> None:
         if not isinstance(channel, transport.Channel) or isinstance(channel, transport.SentinelChannel):
-            raise NotOneStep(f"the broker is reached by {type(channel).__module__}, not by kombu's Redis transport")
+            raise NotOneStep(f"messages are written by {type(channel).__module__}, not by kombu's Redis transport")
         self._channel = channel
         # With a key prefix its client changes each command on the way.
         self._prefixed = getattr(channel.client, "_prefix_args", None) or (lambda command: command)

@@ -413,9 +413,9 @@ def test_a_user_that_may_not_write_queues(server: Private, raw: driver.Redis) ->
 @pytest.mark.parametrize(
     ("broker", "words"),
     [
-        ("memory://", "the broker is memory"),
-        ("amqp://localhost", "the broker is amqp"),
-        ("sentinel://localhost:26379", "behind sentinels"),
+        ("memory://", "messages go to memory"),
+        ("amqp://localhost", "messages go to amqp"),
+        ("sentinel://localhost:26379", "through sentinels"),
     ],
 )
 def test_other_brokers(broker: str, words: str) -> None:
@@ -439,7 +439,7 @@ def test_the_first_log_line_says_whether(server: Private, raw: driver.Redis, cap
     assert lines_of(make_app(server.url), caplog)[0].endswith("(setting broker_url); claim and enqueue in one step")
     caplog.clear()
     app = make_app("memory://", anarchon_backend=server.url)
-    assert lines_of(app, caplog)[0].endswith("; claim and enqueue in two steps: the broker is memory, not Redis")
+    assert lines_of(app, caplog)[0].endswith("; claim and enqueue in two steps: messages go to memory, not to Redis")
     caplog.clear()
     app = make_app(server.url, anarchon_one_step=False)
     assert lines_of(app, caplog)[0].endswith("; claim and enqueue in two steps: anarchon_one_step is False")
