@@ -53,9 +53,9 @@ class CeleryBuilder:
             # Said again, and better, by whoever wants to connect.
             return f"the broker's transport does not load ({error})"
         if driver != "redis":
-            return f"the broker is {driver}, not Redis"
+            return f"messages go to {driver}, not to Redis"
         if "sentinel" in type(connection.transport).__name__.lower():
-            return "the broker is behind sentinels: it may be another server than the store's after each failover"
+            return "messages go through sentinels: to another server than the store's, it may be, after each failover"
         if type(self.app).send_task is not Celery.send_task or "send_task" in vars(self.app):
             return "the app has a send_task of its own"
         return None

@@ -69,7 +69,7 @@ class Capture:
 
     def __init__(self, channel: Any) -> None:
         if not isinstance(channel, transport.Channel) or isinstance(channel, transport.SentinelChannel):
-            raise NotOneStep(f"the broker is reached by {type(channel).__module__}, not by kombu's Redis transport")
+            raise NotOneStep(f"messages are written by {type(channel).__module__}, not by kombu's Redis transport")
         self._channel = channel
         # With a key prefix its client changes each command on the way.
         self._prefixed = getattr(channel.client, "_prefix_args", None) or (lambda command: command)
@@ -149,7 +149,7 @@ class Capture:
 
 def _write(store: OneStepBackend, commands: tuple[Command, ...]) -> None:
     if not store.write(commands):
-        raise NotOneStep("the store's user may not write what the broker's may")
+        raise NotOneStep("the store does not take what the broker's client writes: its user may not write those keys")
 
 
 def _without_tag(payload: bytes) -> bytes:

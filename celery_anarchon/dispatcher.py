@@ -43,7 +43,8 @@ from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
 from celery_anarchon.skew import FleetClock, Standing
 from celery_anarchon.skips import Skips
-from celery_anarchon.sweeper import Sweeper, Taken
+from celery_anarchon.sweeper import Sweeper
+from celery_anarchon.takeovers import Takeovers
 from celery_anarchon.timetable import Chain
 from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Want, Won, batches, move_cursors
@@ -126,6 +127,7 @@ class Dispatcher:
             owner=owner,
             label=label,
         )
+        self._takeovers = Takeovers(self._sweeper, self._claiming, self._unsent, self.fanout)
 
     def open(self, opened: Callable[[], None] = lambda: None) -> None:
         """Open the store, and see whether messages can go along with claims. A store that is away is tried again by
@@ -136,6 +138,7 @@ class Dispatcher:
         """
         away: Exception | None = None
         try:
+            self.one_step.insist()
             self._open()
             self.one_step.begin()
         except (BackendUnavailable, OutcomeUnknown) as error:
@@ -387,41 +390,8 @@ class Dispatcher:
         if not self._broker_answers():
             self._sweeper.wait()
             return
-        won = []
-        for claim in self._sweeper.take_over(others_live=self._roster.others_live, agreed=self._roster.agreed):
-            item = Won(claim.job, claim.slot, claim.attempt, claim.deadline, late=claim.late, error=claim.error)
-            if self._goes_on(claim, item):
-                won.append(item)
-        self._publish(won)
-        self._publish(self._claim_waiting())
-
-    def _claim_waiting(self) -> list[Won]:
-        """Slots that waited for the end of a run, now that it has ended."""
-        ready = self._sweeper.ready()
-        in_time = [self._sweeper.in_time(job, slot) for job, slot in ready]
-        won = []
-        for item in self._claiming.ask_for_waiting(ready, in_time):
-            if item.late is not None or self._sweeper.in_time(item.job, item.slot):
-                won.append(item)
-            else:
-                self._unsent.give_up(item, RunState.MISFIRE, "max-late")
-        return won
-
-    def _goes_on(self, claim: Taken, item: Won) -> bool:
-        """Whether what was taken over is to be published; else it is given up here."""
-        self.fanout.emit(
-            events.TookOver(
-                job=claim.job.name,
-                slot=claim.slot,
-                attempt=claim.attempt,
-                abandoned=claim.abandoned,
-                started=claim.started,
-            )
-        )
-        if claim.end is None:
-            return True
-        self._unsent.give_up(item, claim.end, claim.reason)
-        return False
+        self._publish(self._takeovers.lapsed(others_live=self._roster.others_live, agreed=self._roster.agreed))
+        self._publish(self._takeovers.waiting())
 
     def _job_named(self, name: str) -> Job | None:
         watched = self.agenda.get(name)

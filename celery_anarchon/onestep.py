@@ -89,10 +89,17 @@ class OneStep:
     def begin(self) -> None:
         """Find out, as far as store and broker answer.
 
-        :raises ConfigurationError: ``anarchon_one_step`` is True, and it cannot be.
+        :raises ConfigurationError: see :meth:`insist`.
         """
         if not self._never_on:
             self._look(announce=False)
+        self.insist()
+
+    def insist(self) -> None:
+        """Refuse to go on without it, where it is asked for and known that it cannot be.
+
+        :raises ConfigurationError: the text says why.
+        """
         if self._wanted is True and self.reason:
             raise ConfigurationError(
                 f"anarchon_one_step is True, but claim and message cannot be one write: {self.reason}; "

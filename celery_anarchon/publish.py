@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import select
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -24,8 +25,12 @@ CONNECT_TIMEOUT = 4.0
 ANSWER_TIMEOUT = 10.0
 """Seconds for one answer of a broker. Beat's default of 30 s per socket would hold up every other job."""
 
-REFUSALS_OF_A_BROKER = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN ", "MASTERDOWN ")
-"""How Redis says that it surely did not write, for its own sake and not the message's."""
+_REFUSALS = re.compile(r"(?:^|caused error: )(?:OOM|READONLY|MISCONF|LOADING|CLUSTERDOWN|MASTERDOWN) ")
+_REFUSAL_CLASSES = frozenset(
+    {"OutOfMemoryError", "ReadOnlyError", "BusyLoadingError", "ClusterDownError", "MasterDownError"}
+)
+"""How Redis says that it surely did not write, for its own sake and not the message's; its driver cuts words that it
+has a class for."""
 
 
 class CeleryPublisher:
@@ -130,12 +135,14 @@ class CeleryPublisher:
     @staticmethod
     def is_refusal(error: BaseException) -> bool:
         """Whether a broker surely did not write, for its own sake and not the message's."""
-        return str(error).startswith(REFUSALS_OF_A_BROKER)
+        return any(
+            _REFUSALS.search(str(one)) or not _REFUSAL_CLASSES.isdisjoint(_classes(one)) for one in _with_cause(error)
+        )
 
     @staticmethod
     def is_reply(error: BaseException) -> bool:
         """Whether Redis answered, and answered no: surely not sent, and not for the broker's sake."""
-        return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
+        return any("ResponseError" in _classes(one) for one in _with_cause(error))
 
     def send(self, dispatch: Dispatch) -> None:
         """Hand the message to Celery, over the connection as it is. Raises whatever that raises."""
@@ -208,6 +215,17 @@ class CeleryPublisher:
 
 def _now(value: Any) -> Any:
     return value() if isinstance(value, BeatLazyFunc) else value
+
+
+def _with_cause(error: BaseException) -> Iterator[BaseException]:
+    """kombu raises errors of its own from those of the driver."""
+    yield error
+    if error.__cause__ is not None:
+        yield error.__cause__
+
+
+def _classes(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
 
 
 def _defaults_for(connection: Connection) -> Mapping[str, Any]:

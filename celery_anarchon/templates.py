@@ -159,6 +159,8 @@ def _pieces(dispatch: Dispatch, payload: str) -> list[bytes] | None:
         or headers.get("eta") is not None
         or headers.get("expires") is not None
         or headers.get("parent_id") is not None
+        # To an exchange: which queues are bound to it is asked each time.
+        or properties["delivery_info"].get("exchange")
         or "expiration" in properties
     ):
         return None

@@ -17,7 +17,7 @@ from conformance.two_stores import SLOTS, Claim, Grip, Message, Side, TwoStores
 from hypothesis import settings
 from hypothesis.stateful import precondition, rule
 
-from celery_anarchon.backends.base import Keep, Takeover
+from celery_anarchon.backends.base import Enqueue, Keep, Takeover
 from celery_anarchon.backends.runs import LapsedEnd, NextTry, RunHold, Settlement, Start
 from celery_anarchon.model import Answer, GateAnswer, RunState
 from celery_anarchon.testing.harness import LONG, abandon, give_up
@@ -51,18 +51,39 @@ LICENCES = (GateAnswer.START, GateAnswer.UNKNOWN)
 class RunMachine(TwoStores):
     # --- beats --------------------------------------------------------------------------------------------------------
 
-    @rule(client=CLIENTS, asked=st.lists(st.tuples(JOBS, NUMBERS, OWNERS), min_size=1, max_size=3), lost=FAULTS)
-    def claims(self, client: int, asked: list[tuple[str, int, str]], lost: bool) -> None:
-        results = self.both(
-            client,
-            lambda side: side.client.claim(
-                [ask_run(job, side.at(n), owner, self.terms[job]) for job, n, owner in asked]
-            ),
-            lost,
-        )
-        for (job, number, owner), result in zip(asked, results, strict=True):
+    @rule(
+        client=CLIENTS,
+        asked=st.lists(st.tuples(JOBS, NUMBERS, OWNERS, st.booleans()), min_size=1, max_size=3),
+        lost=FAULTS,
+    )
+    def claims(self, client: int, asked: list[tuple[str, int, str, bool]], lost: bool) -> None:
+        """With their messages or without."""
+        sends = self.harness.traits.one_step
+
+        def call(side: Side) -> Any:
+            requests = [ask_run(job, side.at(n), owner, self.terms[job]) for job, n, owner, _ in asked]
+            if not sends:
+                return side.client.claim(requests)
+            return side.client.claim_and_send(
+                [
+                    replace(request, enqueue=self.message(side, f"{job} {n} 1 of {owner}", 1)) if with_it else request
+                    for request, (job, n, owner, with_it) in zip(requests, asked, strict=True)
+                ]
+            )
+
+        results = self.both(client, call, lost)
+        for (job, number, owner, _), result in zip(asked, results, strict=True):
             if result.answer is Answer.WON:
                 self.won(Claim(job, number, owner, result.attempt))
+        self.queues_agree()
+
+    def message(self, side: Side, text: str, attempt: int) -> Enqueue:
+        harness = self.reference if side is self.honest else self.harness
+        return Enqueue(commands=harness.message_writes("queue", text), attempt=attempt, late=7)
+
+    def queues_agree(self) -> None:
+        if self.harness.traits.one_step:
+            assert self.harness.raw_queue("queue") == self.reference.raw_queue("queue")
 
     @precondition(lambda self: self.claimed)
     @rule(
@@ -97,17 +118,27 @@ class RunMachine(TwoStores):
         listed = [(found.job, found.slot - self.honest.base, found.attempt) for found in self.honest.client.lapsed(9)]
         guesses = [("job", 0, 1), ("other", 0, 1), ("job", 1, 2)]
         job, number, attempt = data.draw(st.sampled_from(listed * 3 + guesses))
-        self.take_over(client, job, number, attempt, owner, lost)
+        says = data.draw(st.sampled_from([0, attempt, attempt + 1]))
+        self.take_over(client, job, number, attempt, owner, lost, says)
 
-    def take_over(self, client: int, job: str, number: int, attempt: int, owner: str, lost: bool) -> None:
+    def take_over(
+        self, client: int, job: str, number: int, attempt: int, owner: str, lost: bool, says: int = 0
+    ) -> None:
+        """*says*: what attempt the message says that goes along, where one does."""
+
         def call(side: Side) -> list[int | None]:
             slot = side.at(number)
             wish = Takeover(job=job, slot=slot, from_attempt=attempt, owner=owner, beat="sweeper", lease=LONG)
-            return side.client.takeover([wish])
+            if not (says and self.harness.traits.one_step):
+                return side.client.takeover([wish])
+            message = self.message(side, f"{job} {number} {says} of {owner}", says)
+            (found,) = side.client.takeover_and_send([replace(wish, enqueue=message)])
+            return [found and found.attempt]
 
         results = self.both(client, call, lost)
         if results[0] is not None:
             self.won(Claim(job, number, owner, results[0]))
+        self.queues_agree()
 
     @rule(client=CLIENTS, data=st.data(), ending=ENDINGS, wrong=WRONG, lost=FAULTS)
     def ends_what_lapsed(
@@ -172,7 +203,7 @@ class RunMachine(TwoStores):
     def goes_well(self, client: int, job: str, number: int, confirmed: bool, step: str) -> None:
         """Several calls that each also are a rule of their own: else what comes after them is hardly ever reached."""
         before = len(self.claimed)
-        self.claims(client, [(job, number, "x")], False)
+        self.claims(client, [(job, number, "x", number % 2 == 0)], False)
         if len(self.claimed) == before:
             return
         if confirmed:

@@ -26,9 +26,9 @@ class RedisOneStep(RedisRuns, OneStepBackend):
 
     def why_not_one_step(self) -> str | None:
         if self._source.sharded:
-            return "the store is a cluster, which keeps a queue on one node and claims on all"
+            return "in a cluster a queue is on one node, and claims are on all"
         if self._wait is not None:
-            return "the store has wait_replicas: a message would be out before the replicas have its claim"
+            return "with wait_replicas a message would be out before the replicas have its claim"
         return None
 
     def claim_and_send(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:

@@ -1,0 +1,59 @@
+"""What this beat goes on with for others: lapsed claims, runs whose workers let them go, slots that waited.
+
+Does not belong here: when to look, and what lapsed (:mod:`celery_anarchon.sweeper`); publishing.
+"""
+
+from __future__ import annotations
+
+from celery_anarchon import events
+from celery_anarchon.claiming import Claiming
+from celery_anarchon.model import RunState
+from celery_anarchon.sweeper import Sweeper, Taken
+from celery_anarchon.unsent import Unsent
+from celery_anarchon.wants import Won
+
+
+class Takeovers:
+    """Each answer is what is this beat's to publish, or is out already. What is not to be sent is given up here."""
+
+    def __init__(self, sweeper: Sweeper, claiming: Claiming, unsent: Unsent, fanout: events.Fanout) -> None:
+        self._sweeper = sweeper
+        self._claiming = claiming
+        self._unsent = unsent
+        self._fanout = fanout
+
+    def lapsed(self, *, others_live: bool, agreed: bool) -> list[Won]:
+        """Of what lapsed, what this beat took over."""
+        won = []
+        for claim in self._sweeper.take_over(others_live=others_live, agreed=agreed):
+            item = Won(claim.job, claim.slot, claim.attempt, claim.deadline, late=claim.late, error=claim.error)
+            if self._goes_on(claim, item):
+                won.append(item)
+        return won
+
+    def _goes_on(self, claim: Taken, item: Won) -> bool:
+        self._fanout.emit(
+            events.TookOver(
+                job=claim.job.name,
+                slot=claim.slot,
+                attempt=claim.attempt,
+                abandoned=claim.abandoned,
+                started=claim.started,
+            )
+        )
+        if claim.end is None:
+            return True
+        self._unsent.give_up(item, claim.end, claim.reason)
+        return False
+
+    def waiting(self) -> list[Won]:
+        """Slots that waited for the end of a run, now that it has ended."""
+        ready = self._sweeper.ready()
+        in_time = [self._sweeper.in_time(job, slot) for job, slot in ready]
+        won = []
+        for item in self._claiming.ask_for_waiting(ready, in_time):
+            if item.late is not None or self._sweeper.in_time(item.job, item.slot):
+                won.append(item)
+            else:
+                self._unsent.give_up(item, RunState.MISFIRE, "max-late")
+        return won
