@@ -198,7 +198,7 @@ SUPPOSED: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def test_the_run_id_is_as_the_reference_says(reader: Reader) -> None:
-    (block,) = python_blocks(ROOT / "docs" / "reference.md")
+    (block,) = (block for block in python_blocks(ROOT / "docs" / "reference.md") if "uuid5" in block.code)
     (value,) = reader.run(block, of_the_reference())
     assert str(value) == celery_anarchon.run_id("report", "2026-03-29T01:00:00.000Z", namespace="cron:")
 
