@@ -15,7 +15,7 @@ from servers import free_port
 from support.certificates import certificate
 from support.columns import Servers
 from support.own_options import Cases, claim, of_constructor, of_url, opened, query
-from support.redis_servers import DURABLE, Private, private_server, watched
+from support.redis_servers import DURABLE, Private, cluster, private_server, watched
 
 from celery_anarchon import RedisBackend, ValkeyBackend
 from celery_anarchon.backends.redis import strategies
@@ -301,6 +301,32 @@ def _(bench: Bench) -> None:
             assert not link._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
+@CASES.add("redis address", "host", "port", "url", "path", "sentinels", "nodes")
+def _(bench: Bench) -> None:
+    """Where it is, as a mapping and as a URL. Sentinels: above."""
+    with cluster(bench.folder / "cluster") as group:
+        server = group.nodes[0]
+        nodes = [f"127.0.0.1:{node.port}" for node in group.nodes]
+        made = (RedisBackend({"nodes": nodes}), backend_from(f"redis+cluster://{','.join(nodes)}"))
+        for number, backend in enumerate(made):
+            with opened(backend):
+                assert claim(backend, job=f"job {number}")[0] is WON
+                assert seen_by(server)
+    socket_file = bench.folder / "redis.sock"
+    options = (*DURABLE, "--unixsocket", str(socket_file))
+    with private_server(bench.folder / "server", options=options) as server:
+        for backend in (
+            RedisBackend({"path": str(socket_file)}),
+            backend_from(f"redis+socket://{socket_file}"),
+            RedisBackend({"host": "127.0.0.1", "port": server.port}),
+            RedisBackend({"url": server.url, "socket_timeout": 3}),
+        ):
+            with opened(backend):
+                assert claim(backend)[0] is WON
+                by_socket = backend.describe().partition("redis+socket://")[1]
+                assert seen_by(server)["addr"].startswith(str(socket_file) if by_socket else "127.0.0.1:")
+
+
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
@@ -341,6 +367,10 @@ def test_no_option_is_without_a_case() -> None:
     constructor = of_constructor(RedisBackend)
     assert constructor == {"redis", "strategy", "prefix", "wait_replicas", "wait_timeout", "early_tolerance"}
     assert CASES.options("redis") == constructor | of_strategies | of_url("redis://cache")
+    with pytest.raises(ConfigurationError) as caught:
+        RedisBackend({"there_is_no_such_option": 1})
+    places = set(str(caught.value).partition("known are ")[2].split(", ")) - of_url("redis://cache")
+    assert places == CASES.options("redis address")
     # Those of the connection are read by the same code, and tried above.
     of_connections = of_url("redis://cache") - constructor - of_strategies
     assert of_url("valkey://cache") - of_connections == CASES.options("valkey") - {"valkey", "early_tolerance"} | {
