@@ -15,7 +15,7 @@ from servers import free_port
 from support.certificates import certificate
 from support.columns import Servers
 from support.own_options import Cases, claim, of_constructor, of_url, opened, query
-from support.redis_servers import DURABLE, Private, cluster, private_server, watched
+from support.redis_servers import DURABLE, Private, cluster, private_server, wait_for, watched
 
 from celery_anarchon import RedisBackend, ValkeyBackend
 from celery_anarchon.backends.redis import strategies
@@ -94,10 +94,13 @@ def keys(server: Private, pattern: str) -> set[bytes]:
 
 
 def seen_by(server: Private) -> dict[str, str]:
-    """What the server says of the connection that is ours."""
+    """What the server says of the connection that is ours. One that was closed may be there a little longer."""
     with server.client() as client:
-        (line,) = [one for one in client.client_list() if one["name"].startswith("celery-anarchon:")]
-        return dict(line)
+
+        def ours() -> list[dict[str, str]]:
+            return [dict(one) for one in client.client_list() if one["name"].startswith("celery-anarchon:")]
+
+        return wait_for(lambda: len(found := ours()) == 1 and found[0], "one connection of ours")  # type: ignore[no-any-return]
 
 
 def link_of(backend: Any) -> Any:
@@ -164,9 +167,9 @@ def _(bench: Bench, product: str) -> None:
 @of_both_products("early_tolerance")
 def _(bench: Bench, product: str) -> None:
     """Of the object alone: in a URL's place stands anarchon_early_tolerance."""
-    for backend, _prefix in bench.both(product, bench.server(product), {}, early_tolerance=60_000):
-        wide = backend.early_tolerance == 60_000
-        assert claim(backend, 30_000)[0] is (WON if wide else Answer.TOO_EARLY)
+    for backend, _prefix in bench.both(product, bench.server(product), {}, early_tolerance=600_000):
+        wide = backend.early_tolerance == 600_000
+        assert claim(backend, 300_000)[0] is (WON if wide else Answer.TOO_EARLY)
 
 
 @CASES.add("redis", "duration", "max_size")
@@ -323,8 +326,9 @@ def _(bench: Bench) -> None:
         ):
             with opened(backend):
                 assert claim(backend)[0] is WON
-                by_socket = backend.describe().partition("redis+socket://")[1]
-                assert seen_by(server)["addr"].startswith(str(socket_file) if by_socket else "127.0.0.1:")
+                by_socket = "redis+socket://" in backend.describe()
+                # The server shows the beginning of a long path.
+                assert seen_by(server)["addr"].startswith("/" if by_socket else "127.0.0.1:")
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
