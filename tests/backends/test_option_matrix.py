@@ -57,6 +57,7 @@ ELSEWHERE = {
     "backend": "each store of this table is one",
     "app_name": "tests/backends: a namespace of another app is refused",
     "jobs": "tests/unit/test_options.py: precedence",
+    "one_step": "tests/unit/test_one_step.py, and the clauses O of the conformance kit",
     "packaged_tzdata": "tests/fleet/test_zone_data.py: no store has a part in it",
     "gate_wait": "tests/worker/test_gate.py: what a worker does while it cannot ask; refused below",
 }
