@@ -141,6 +141,9 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
             )
         case events.JobTrouble():
             return logging.ERROR, f"job {event.job!r} failed, the others go on: {_words(event.error)}"
+        case events.Settled() | events.HoldLost() | events.ClaimForgotten():
+            # Of workers, which have their own log.
+            return logging.DEBUG, f"{event.job} {time_text(event.slot)} {type(event).__name__}"
 
 
 def _words(error: BaseException | None) -> str:

@@ -208,6 +208,37 @@ class JobTrouble:
     error: BaseException
 
 
+# --- on workers -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """The store has taken the end of a run that this worker executed."""
+
+    job: str
+    slot: Millis
+    attempt: int
+    state: RunState
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldLost:
+    """A run that this worker executes is somebody else's now."""
+
+    job: str
+    slot: Millis
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimForgotten:
+    """The store had no record of a run whose message came: it was wiped, or rolled back."""
+
+    job: str
+    slot: Millis
+
+
 Event: TypeAlias = (
     Claimed
     | Sending
@@ -231,6 +262,9 @@ Event: TypeAlias = (
     | SkewWithin
     | ZonesDiffer
     | JobTrouble
+    | Settled
+    | HoldLost
+    | ClaimForgotten
 )
 
 Listener: TypeAlias = Callable[[Event], None]

@@ -19,6 +19,7 @@ from celery_anarchon import wire
 from celery_anarchon.backends.runs import RunHold, Start, StartResult, Unstarted
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError
+from celery_anarchon.events import ClaimForgotten
 from celery_anarchon.keeper import Held, Keeper
 from celery_anarchon.model import GRANTED, GateAnswer, Millis, OnUnknown, Overlap, Terms
 from celery_anarchon.options import Settings
@@ -200,6 +201,7 @@ class Gate:
         ticket = delivery.ticket
         if result.answer is GateAnswer.UNKNOWN and ticket.followed:
             logger.error("%s: lost claim: the store had no record of it (wiped, or rolled back?); it runs", ticket.name)
+            self._keeper.fanout.emit(ClaimForgotten(job=ticket.job, slot=ticket.slot))
         if result.answer in GRANTED:
             return self._start(delivery, result.attempt)
         if result.answer is GateAnswer.TRIMMED and not ticket.followed:

@@ -30,6 +30,7 @@ from celery_anarchon.backends.runs import (
 )
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError
+from celery_anarchon.events import Fanout, HoldLost, Settled
 from celery_anarchon.model import GRANTED, GateAnswer, Millis, RunState
 from celery_anarchon.outage import Outage
 from celery_anarchon.wire import time_text
@@ -96,6 +97,7 @@ class Keeper:
     :param heartbeat: ms between two renewals.
     :param presence: this worker, as others see it.
     :param opened: opens *backend*; repeated until the store answers once.
+    :param fanout: is told of ends, and of runs that are lost.
     """
 
     def __init__(
@@ -106,7 +108,9 @@ class Keeper:
         presence: Worker,
         opened: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
+        fanout: Fanout | None = None,
     ) -> None:
+        self.fanout = fanout or Fanout()
         self._backend = backend
         self._heartbeat = heartbeat / 1000
         self._presence = presence
@@ -325,6 +329,15 @@ class Keeper:
                     del waiting[: len(some)]
                 if name in ("ends", "tries"):
                     self._note_refused(some, answers)
+                if name == "ends":
+                    self._tell_of_ends(some, answers)
+
+    def _tell_of_ends(self, ends: Sequence[Settlement], answers: Sequence[bool]) -> None:
+        for end, taken in zip(ends, answers, strict=True):
+            if taken:
+                self.fanout.emit(
+                    Settled(job=end.job, slot=end.slot, attempt=end.attempt, state=end.state, reason=end.reason)
+                )
 
     @staticmethod
     def _note_refused(ends: Sequence[RunHold], answers: Sequence[bool]) -> None:
@@ -348,6 +361,7 @@ class Keeper:
                 elif not run.ended:
                     run.refused = True
                     logger.warning("%s attempt %d is not this worker's any more: lost", run.name, run.hold.attempt)
+                    self.fanout.emit(HoldLost(job=run.hold.job, slot=run.hold.slot, attempt=run.hold.attempt))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from celery_anarchon.live import CountingDict, WatchedSchedule
 from celery_anarchon.onestep import OneStep
 from celery_anarchon.options import late_warning
 from celery_anarchon.publish import CeleryPublisher
+from celery_anarchon.signals import teller
 from celery_anarchon.zonedata import packaged
 
 __all__ = ["Scheduler", "jobs_of"]
@@ -76,6 +77,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self._jobs = {name: self._job(entry) for name, entry in self.schedule.items()}
         self.schedule.take_touched()
 
+        self.fanout.add(teller(self.app, backend.namespace))
         if settings.packaged_tzdata:
             logger.info("zones: those of the tzdata package, release %s", packaged())
         label = f"{socket.gethostname()}:{os.getpid()}"

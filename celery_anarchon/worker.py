@@ -19,9 +19,11 @@ from celery_anarchon import __version__, wire
 from celery_anarchon.backends.runs import RunBackend, Worker
 from celery_anarchon.choice import app_name, choose_backend, own_settings
 from celery_anarchon.errors import ConfigurationError
+from celery_anarchon.events import Fanout
 from celery_anarchon.gate import Gate, unstarted
 from celery_anarchon.keeper import Keeper
 from celery_anarchon.options import scheduler_settings
+from celery_anarchon.signals import teller
 
 logger = logging.getLogger("celery_anarchon.worker")
 
@@ -41,6 +43,7 @@ class WorkerSide:
             heartbeat=settings.heartbeat,
             presence=Worker(owner=secrets.token_hex(16), label=worker.hostname, version=__version__, queues=queues),
             opened=lambda: backend.open(app_name(app)),
+            fanout=Fanout(teller(app, backend.namespace)),
         )
         self.gate = Gate(
             keeper=self.keeper,

@@ -130,6 +130,7 @@ def _remembered(of: Store) -> str:
 
 ROWS = [
     Row("One winner for each slot", lambda of: "yes", ("C1", "C5")),
+    Row("Claim and message in one step, where it is the broker as well", _yes("one_step"), ("O1", "O2")),
     Row("Another beat goes on for a dead one", _yes("leases"), ("C11", "L2", "L3", "L4")),
     Row('No overlapping runs (`overlap="skip"`)', _yes("follows_runs"), ("W1", "W2", "W3")),
     Row("Attempts after a dead worker (`max_attempts`)", _yes("follows_runs"), ("W4", "W5", "W13")),

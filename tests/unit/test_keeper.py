@@ -12,6 +12,7 @@ from celery_anarchon.backends.base import ClaimRequest, Confirmation
 from celery_anarchon.backends.memory import MemoryStore
 from celery_anarchon.backends.runs import RunHold, Start, StartResult, Unstarted, Worker
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
+from celery_anarchon.events import Event, HoldLost, Settled
 from celery_anarchon.keeper import Held, Keeper
 from celery_anarchon.model import GateAnswer, Run, RunState, Terms
 from celery_anarchon.testing.clock import ManualClock
@@ -66,6 +67,8 @@ class Desk:
             presence=Worker(owner="w", label="w", version="1"),
             clock=self.clock,
         )
+        self.told: list[Event] = []
+        self.keeper.fanout.add(self.told.append)
         self.keeper.begin = lambda: None  # type: ignore[method-assign]
         self.slot = self.clock.wall()
 
@@ -148,6 +151,7 @@ def test_what_was_taken_over_is_lost_and_left_alone(desk: Desk) -> None:
     desk.keeper.settle(held, RunState.SUCCEEDED)
     desk.keeper.turn()
     assert (desk.run().state, desk.run().attempt, record.token) == (RunState.RUNNING, 2, "another")
+    assert desk.told == [HoldLost(job="job", slot=desk.slot, attempt=1)]
 
 
 def test_the_first_end_counts(desk: Desk) -> None:
@@ -158,6 +162,7 @@ def test_the_first_end_counts(desk: Desk) -> None:
     desk.keeper.turn()
     assert (desk.run().state, desk.run().reason) == (RunState.TIMED_OUT, "time-limit")
     assert desk.backend.told.count("settle") == 1 and "release" not in desk.backend.told
+    assert desk.told == [Settled(job="job", slot=desk.slot, attempt=1, state=RunState.TIMED_OUT, reason="time-limit")]
 
 
 def test_no_release_goes_before_an_end_that_was_not_told(desk: Desk) -> None:

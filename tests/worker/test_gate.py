@@ -24,6 +24,8 @@ from celery_anarchon.backends.runs import Start
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 from celery_anarchon.model import Answer, GateAnswer, OnUnknown, Overlap, Run, RunState, Terms
+from celery_anarchon.signals import claim_lost, run_settled
+from celery_anarchon.wire import instant
 
 LEASE = 2_000
 TERMS = Terms(lease=LEASE, queue_timeout=60_000)
@@ -81,7 +83,7 @@ class Shop:
             # Queues in memory are shared by all apps of a process.
             task_default_queue=self.app.main,
         )
-        Anarchon(self.app, backend=self.workers)
+        self.anarchon = Anarchon(self.app, backend=self.workers)
         self.bodies: list[tuple[str, int, int]] = []
         self.go = threading.Event()
         self.begun = threading.Event()
@@ -313,7 +315,18 @@ def test_another_namespace_runs_untracked(shop: Shop) -> None:
 
 
 def test_a_store_that_was_wiped(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """Recorded from the message and started; not beside a living run that it may not overlap."""
+    """Recorded from the message and started, and said; not beside a living run that it may not overlap."""
+    told: list[Any] = []
+    slot = shop.slot
+
+    @run_settled.connect(sender=shop.app)
+    def ended(job: str, state: RunState, attempt: int, **_: Any) -> None:
+        told.append((job, attempt, state))
+
+    @claim_lost.connect(sender=shop.app)
+    def hear(job: str, slot: datetime, run_id: str, reason: str, **_: Any) -> None:
+        told.append((job, instant(slot), run_id == shop.anarchon.run_id(job, slot), reason))
+
     with shop.working():
         shop.send("quick", "job", shop.slot)
         shop.ends("job", shop.slot, RunState.SUCCEEDED)
@@ -322,6 +335,7 @@ def test_a_store_that_was_wiped(shop: Shop, caplog: pytest.LogCaptureFixture) ->
         shop.send("quick", "strict", shop.slot - 500, terms=terms)
         until(lambda: "another run of the job lives" in caplog.text)
     assert shop.bodies == [("job", 1, 0)]
+    assert told == [("job", slot, True, "no-record"), ("job", 1, RunState.SUCCEEDED)]
 
 
 def test_a_retry_carries_the_attempt_that_was_granted(shop: Shop) -> None:
