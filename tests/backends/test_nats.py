@@ -291,6 +291,21 @@ def test_eight_open_an_empty_namespace_at_once(connect: Connect) -> None:
     appending.eight_open_an_empty_namespace_at_once(connect)
 
 
+@pytest.mark.long
+def test_eight_open_an_empty_cluster_at_once_again_and_again(tmp_path: Path) -> None:
+    with nats_cluster(tmp_path) as cluster:
+        for number in range(20):
+
+            def opens(number: int = number) -> None:
+                client = NatsBackend(cluster.url, stream=f"S{number}", prefix=f"s{number}.", replicas=3)
+                try:
+                    client.open("app")
+                finally:
+                    client.close()
+
+            appending.together([opens] * 8)
+
+
 def test_a_question_about_a_stream_that_nobody_answers_is_asked_again(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

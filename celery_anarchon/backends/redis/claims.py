@@ -27,16 +27,15 @@ from celery_anarchon.backends.base import (
     check_given_up,
     check_never_a_run,
 )
-from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE, RedisBatches
-from celery_anarchon.backends.redis.records import answer, optional, runs
+from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE
+from celery_anarchon.backends.redis.past import RedisPast
+from celery_anarchon.backends.redis.records import answer, optional
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
 from celery_anarchon.backends.redis.store import chunks, encoded
 from celery_anarchon.errors import ConfigurationError, OutcomeUnknown
-from celery_anarchon.model import Answer, Millis, Run
+from celery_anarchon.model import Answer, Millis
 
 DAY: Millis = 86_400_000
-
-_NO_MESSAGE = sorted(str(state) for state in GIVEN_UP | NEVER_A_RUN)
 
 _DROPPED_AT_ONCE = 5_000
 """Records that one call of ``tidy`` drops: the server does nothing else meanwhile."""
@@ -50,8 +49,10 @@ def horizon_of(memory: Millis) -> Millis:
     return memory * 4 // 5
 
 
-class RedisClaims(RedisBatches, AgedBackend):
+class RedisClaims(RedisPast, AgedBackend):
     """Subclasses are the strategies."""
+
+    no_message = GIVEN_UP | NEVER_A_RUN
 
     strategy: ClassVar[str]
     claim_script: ClassVar[str]
@@ -142,28 +143,6 @@ class RedisClaims(RedisBatches, AgedBackend):
             wait=True,
         )
         return [done == 1 for (done,) in replies]
-
-    def history(self, job: str, limit: int) -> list[Run]:
-        return self._history(job, limit, sent_only=False)
-
-    def last_run(self, job: str) -> Run | None:
-        return next(iter(self._history(job, 1, sent_only=True)), None)
-
-    def _history(self, job: str, limit: int, *, sent_only: bool) -> list[Run]:
-        name = encoded(job)
-        keys = self._keys.runs(name), self._keys.slots(name)
-        call = script("history")(keys, [max(limit, 0), int(sent_only), *_NO_MESSAGE])
-        return runs(self.namespace, job, self._reply([call], writes=False)[0])
-
-    def tidy(self, keeps: Sequence[Keep]) -> int:
-        groups = self._grouped(keeps)
-        calls = [self._tidy([keep for _, keep in some]) for group in groups for some in chunks(group, ROWS_AT_ONCE)]
-        total = 0
-        while calls:
-            replies = self._reply(calls, writes=True)
-            total += sum(dropped for dropped, _ in replies)
-            calls = [call for call, (_, more) in zip(calls, replies, strict=True) if more]
-        return total
 
     def _tidy(self, keeps: Sequence[Keep]) -> Call:
         keys: list[bytes] = []

@@ -30,22 +30,23 @@ from celery_anarchon.backends.base import (
     Sighting,
     Takeover,
     Traits,
+    check_given_up,
+    check_never_a_run,
 )
-from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE
 from celery_anarchon.backends.redis.onestep import RedisOneStep
-from celery_anarchon.backends.redis.records import known, lapsed_claim, optional, runs
+from celery_anarchon.backends.redis.past import RedisPast
+from celery_anarchon.backends.redis.records import known, lapsed_claim, optional
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
-from celery_anarchon.backends.redis.store import chunks, decoded, encoded, logger
-from celery_anarchon.model import UNSETTLED, Millis, Run, RunState
+from celery_anarchon.backends.redis.store import decoded, encoded, logger
+from celery_anarchon.model import UNSETTLED, Millis, RunState
 
-_NO_MESSAGE = sorted(str(state) for state in GIVEN_UP | NEVER_A_RUN | {RunState.WAITING})
 _UNSETTLED = ",".join(sorted(str(state) for state in UNSETTLED))
 
 _DROPPED_AT_ONCE = 5_000
 """Records that one call of ``tidy`` drops, for the same reason."""
 
 
-class RedisLease(RedisOneStep):
+class RedisLease(RedisOneStep, RedisPast):
     """See the module; what workers ask is in :mod:`.runs`, claims with their messages are in :mod:`.onestep`."""
 
     traits = Traits(
@@ -58,6 +59,7 @@ class RedisLease(RedisOneStep):
         follows_runs=True,
         one_step=True,
     )
+    no_message = GIVEN_UP | NEVER_A_RUN | {RunState.WAITING}
 
     # --- claims -------------------------------------------------------------------------------------------------------
 
@@ -71,15 +73,11 @@ class RedisLease(RedisOneStep):
         return self._done("abandon", holds, _named)
 
     def give_up(self, endings: Sequence[GivenUp]) -> list[bool]:
-        for ending in endings:
-            if ending.state not in GIVEN_UP:
-                raise ValueError(f"a claim cannot be given up as {ending.state}")
+        check_given_up(endings)
         return self._done("give_up", endings, lambda one: (*_named(one), str(one.state), optional(one.reason)))
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            if outcome.state not in NEVER_A_RUN:
-                raise ValueError(f"{outcome.state} is no state of a slot that never became a run")
+        check_never_a_run(outcomes)
         self._each(
             "record",
             outcomes,
@@ -87,18 +85,6 @@ class RedisLease(RedisOneStep):
             lambda job, one: (one.slot, str(one.state), optional(one.reason), encoded(one.beat)),
             wait=True,
         )
-
-    def history(self, job: str, limit: int) -> list[Run]:
-        return self._history(job, limit, sent_only=False)
-
-    def last_run(self, job: str) -> Run | None:
-        return next(iter(self._history(job, 1, sent_only=True)), None)
-
-    def _history(self, job: str, limit: int, *, sent_only: bool) -> list[Run]:
-        name = encoded(job)
-        keys = self._keys.runs(name), self._keys.slots(name)
-        call = script("history")(keys, [max(limit, 0), int(sent_only), *_NO_MESSAGE])
-        return runs(self.namespace, job, self._reply([call], writes=False)[0])
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
@@ -121,16 +107,6 @@ class RedisLease(RedisOneStep):
 
     def takeover(self, wishes: Sequence[Takeover]) -> list[int | None]:
         return [int(attempt) or None for attempt, _ in self._takeovers(wishes, with_messages=False)]
-
-    def tidy(self, keeps: Sequence[Keep]) -> int:
-        groups = self._grouped(keeps)
-        calls = [self._tidy([keep for _, keep in some]) for group in groups for some in chunks(group, ROWS_AT_ONCE)]
-        total = 0
-        while calls:
-            replies = self._reply(calls, writes=True)
-            total += sum(dropped for dropped, _ in replies)
-            calls = [call for call, (_, more) in zip(calls, replies, strict=True) if more]
-        return total
 
     def _tidy(self, keeps: Sequence[Keep]) -> Call:
         keys: list[bytes] = []
