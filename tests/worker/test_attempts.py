@@ -102,7 +102,7 @@ def test_at_most_one_waits(crew: Callable[..., Crew]) -> None:
 def test_a_task_that_kills_its_process(crew: Callable[..., Crew], task: str) -> None:
     """Early and late acknowledgement, and put back by Celery itself: three bodies in total, then lost; and the next
     slot is fresh."""
-    fleet = crew(jobs={"job": job(task, 15, max_attempts=3, overlap="skip")})
+    fleet = crew(jobs={"job": job(task, 1, max_attempts=3, overlap="skip")})
     fleet.worker("one")
     fleet.worker("two")
     fleet.beat("a")
@@ -118,7 +118,7 @@ def test_a_task_that_kills_its_process(crew: Callable[..., Crew], task: str) -> 
 @pytest.mark.parametrize("how", ["worker", "machine"])
 def test_a_worker_that_dies(crew: Callable[..., Crew], how: str) -> None:
     """SIGKILL of all its processes; SIGSTOP of them, as when the machine is gone: the next attempt is another's."""
-    fleet = crew(jobs={"job": job("watch", 20, 100, max_attempts=2, overlap="skip")})
+    fleet = crew(jobs={"job": job("watch", 1, 100, max_attempts=2, overlap="skip")})
     first = fleet.worker("first", concurrency=1)
     fleet.beat("a")
     fleet.beat("b")
@@ -135,7 +135,7 @@ def test_a_worker_that_dies(crew: Callable[..., Crew], how: str) -> None:
 def test_payments(crew: Callable[..., Crew]) -> None:
     """max_attempts=1: the worker dies in the body, the message is redelivered: never a second body."""
     fleet = crew(
-        jobs={"job": job("late", 60, 30, max_attempts=1)},
+        jobs={"job": job("late", 1, 30, max_attempts=1, overlap="skip")},
         settings={"broker_transport_options": OVERDUE},
     )
     first = fleet.worker("first", concurrency=1)
@@ -152,7 +152,7 @@ def test_payments(crew: Callable[..., Crew]) -> None:
 def test_unset_attempts_as_stock(crew: Callable[..., Crew]) -> None:
     """Early acknowledgement: lost with its worker. Late: the redelivery is the next attempt."""
     fleet = crew(
-        jobs={"early": job("watch", 60, 100), "late": job("late", 60, 6)},
+        jobs={"early": job("watch", 1, 100, overlap="skip"), "late": job("late", 1, 6, overlap="skip")},
         settings={"broker_transport_options": OVERDUE},
     )
     first = fleet.worker("first", concurrency=2)
@@ -191,7 +191,7 @@ def test_a_cold_shutdown_hands_over(crew: Callable[..., Crew], soft: bool) -> No
     if soft and not hasattr(celery.Celery().conf, "worker_soft_shutdown_timeout"):
         pytest.xfail("this Celery has no soft shutdown")
     fleet = crew(
-        jobs={"job": job("watch", 60, 100, max_attempts=2)},
+        jobs={"job": job("watch", 1, 100, max_attempts=2, overlap="skip")},
         settings={"anarchon_lease": 60, "anarchon_heartbeat": 1, "worker_soft_shutdown_timeout": 1.0 if soft else 0.0},
     )
     first = fleet.worker("first", concurrency=1)
