@@ -134,7 +134,7 @@ def test_redelivered_while_it_runs(crew: Callable[..., Crew], pool: str) -> None
     fleet.worker("one", pool)
     fleet.worker("two", pool)
     if pool != "prefork":
-        # Without an event loop kombu looks for what to deliver again at its start only. One that has other queues looks.
+        # Without an event loop kombu looks for what to deliver again at its start only: one with other queues looks.
         fleet.worker("looks", "prefork", 1, "-Q", "other")
     fleet.beat("a")
     fleet.beat("b")
