@@ -22,6 +22,7 @@ Clauses have the letter W. All of :mod:`.base` holds as well, with these additio
   one without (used up, or ``max_attempts`` unset) it does nothing. What then holds attempt 2 or later has had a body:
   ``give_up`` as MISFIRE is refused.
 * W16 A late ``confirm`` never changes a run that a worker has started.
+* W25 ``sent_at`` and ``late`` are those of the first publish: the ``confirm`` of a later attempt leaves them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The suite of a store that follows runs, and its clauses W4, W5, W16, W20-W24. Each docstring names the incident it
+"""The suite of a store that follows runs, and its clauses W4, W5, W16, W20-W25. Each docstring names the incident it
 prevents.
 
 Belongs here: what beats, sweepers and people do with runs. Does not belong here: the gate (:mod:`.gates`), who holds a
@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar
 
+from celery_anarchon.backends.base import Confirmation
 from celery_anarchon.backends.runs import RunBackend, Worker
 from celery_anarchon.model import UNSETTLED, Answer, GateAnswer, Millis, RunState
 from celery_anarchon.testing.gates import (
@@ -305,6 +306,28 @@ class RunSuite(OneStepSuite):
             harness.lapse("job", base + number)
             no_gate = partial(end_lapsed, other, "job", base + number, state, state=DISPATCHED, reason="no-gate-seen")
             self.refuses(harness, base + number, no_gate)
+
+    def test_W25_a_run_is_as_late_as_its_first_publish(self, harness: BackendHarness) -> None:
+        """A worker dies, the next attempt is published half a minute later, and "why was it late?" is asked of a beat
+        that was on time."""
+        client, other = harness.connect_run(), harness.connect_run()
+        base = self.base(client)
+        for number, confirmed in enumerate((True, False)):
+            slot = base + number
+            assert claim_run(client, "job", slot, "beat", TWICE) is WON
+            if confirmed:
+                assert confirm_run(client, "job", slot)
+            assert start(client, "job", slot, "d", of=TWICE).answer is START
+            first = look(other, "job", slot)
+            assert first is not None and first.late == (0.007 if confirmed else 0.003)
+            harness.pass_time(5)
+            harness.lapse("job", slot)
+            assert take(other, "job", slot, "another") == 2
+            late = Confirmation(job="job", slot=slot, owner="another", attempt=2, late=31_000)
+            assert other.confirm([late]) == [True]
+            run = look(client, "job", slot)
+            assert run is not None and (run.state, run.attempt) == (QUEUED, 2)
+            assert (run.sent_at, run.late) == (first.sent_at, first.late)
 
     # --- W22 .. W24 ---------------------------------------------------------------------------------------------------
 

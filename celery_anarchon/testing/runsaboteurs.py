@@ -411,6 +411,16 @@ class ConfirmsWhatRuns(MemoryBackend):
         return super()._confirm(space, now, confirmation)
 
 
+class IsAsLateAsItsLastAttempt(MemoryBackend):
+    """W25: the second attempt of a run that was on time looks like a late dispatch."""
+
+    def _confirm(self, space: Any, now: Millis, confirmation: Confirmation) -> bool:
+        record = space.find(confirmation.job, confirmation.slot)
+        if record is not None and record.held_by(confirmation):
+            record.sent_at = None
+        return super()._confirm(space, now, confirmation)
+
+
 class RetriesOfAnyTry(MemoryBackend):
     """W17: which try it was that will be made again is not looked at."""
 
@@ -594,6 +604,7 @@ RUN_SABOTEURS: dict[str, tuple[type[MemoryBackend], ...]] = {
     "W22": (ListsAllThatWait,),
     "W23": (ReleasesWhatWaits, ReleasesWhatLapsed),
     "W24": (OneWorkerForEachLabel, ForgetsItHadWorkers),
+    "W25": (IsAsLateAsItsLastAttempt,),
 }
 """Clause -> the backends that break it."""
 

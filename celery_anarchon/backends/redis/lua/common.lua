@@ -135,7 +135,10 @@ end
 -- Its message is in its queue.
 local function published(row, now, late, delay)
   local run = row.run
-  run.sent_at, run.late = now, late
+  -- Those of the first publish: a later attempt leaves them.
+  if not run.sent_at then
+    run.sent_at, run.late = now, late
+  end
   if run.terms then
     put(row, 'queued', now + delay + run.terms.queue_timeout)
   else
