@@ -75,7 +75,7 @@ def test_every_outcome(crew: Callable[..., Crew], pool: str) -> None:
 
 
 # threads cannot end a body, and solo does not listen while it runs one.
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.long)])
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_revoked_in_its_body(crew: Callable[..., Crew], pool: str) -> None:
     """The guard is free at once: the next slot runs."""
     fleet = crew(jobs={"long": job("watch", 1, args=[60], overlap="skip")})
