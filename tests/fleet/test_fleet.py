@@ -167,8 +167,8 @@ def test_a_pause_between_publish_and_confirm_may_double_but_never_under_another_
 
 @on("sqlite, files", "redis, redis")
 def test_a_beat_killed_between_claim_and_publish_is_replaced(stage: Stage, tmp_path: Path) -> None:
-    """By another that lives: within lease + heartbeat of the claim."""
-    fleet = stage.fleet({"a": 2, "b": 2, "c": 2}, **QUICK)
+    """By another that lives: within lease + heartbeat of the claim. Where both are one step nothing is in between."""
+    fleet = stage.fleet({"a": 2, "b": 2, "c": 2}, **QUICK, anarchon_one_step=False)
     trigger = tmp_path / "die"
     killed = fleet.beat("killed", hook=f"after-claim:die:{trigger}")
     fleet.beat("heir")
