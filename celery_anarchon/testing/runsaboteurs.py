@@ -532,6 +532,24 @@ class DispatchesWhatRan(MemoryBackend):
         return done
 
 
+class EndsWhatWaitsAtOnce(MemoryBackend):
+    """W26: a beat that does not know the job ends the slot that waits, whatever its time."""
+
+    def _end_waiting(self, space: Any, now: Millis, ending: LapsedEnd, record: Record) -> bool:
+        return super()._end_waiting(space, now + 10**9, ending, record)
+
+
+class EndsWhatWaitsBesideOthers(MemoryBackend):
+    """W26: the slot that waits ends though the run that it waits for lives, and its holder may still know the job."""
+
+    def _end_waiting(self, space: Any, now: Millis, ending: LapsedEnd, record: Record) -> bool:
+        space.has_living = lambda *_: False
+        try:
+            return super()._end_waiting(space, now, ending, record)
+        finally:
+            del space.has_living
+
+
 class ListsAllThatWait(MemoryBackend):
     """W22: every slot that waits is listed, also while its job is busy."""
 
@@ -605,6 +623,7 @@ RUN_SABOTEURS: dict[str, tuple[type[MemoryBackend], ...]] = {
     "W23": (ReleasesWhatWaits, ReleasesWhatLapsed),
     "W24": (OneWorkerForEachLabel, ForgetsItHadWorkers),
     "W25": (IsAsLateAsItsLastAttempt,),
+    "W26": (EndsWhatWaitsAtOnce, EndsWhatWaitsBesideOthers),
 }
 """Clause -> the backends that break it."""
 

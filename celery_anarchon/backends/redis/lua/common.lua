@@ -89,6 +89,13 @@ local function others(row)
   end
 end
 
+-- The slot that waited does so no more.
+local function waits_no_more(row)
+  redis.call('HDEL', row.runs, 'waiting')
+  redis.call('ZREM', row.free, row.waits .. ':' .. row.job)
+  row.waits = nil
+end
+
 local function alone(row)
   local published, claimed = others(row)
   return not (published or claimed)
