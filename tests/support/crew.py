@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -87,6 +88,13 @@ class Crew:
         process = self.fleet.worker(name, "-c", str(concurrency), *args, pool=pool, **env)
         process.wait_for_log("ready", ENOUGH)
         return process
+
+    def freeze(self, process: ManagedProcess) -> None:
+        """SIGSTOP to all of it. On a file not while it writes: what is frozen then keeps the lock, and nobody can go
+        on before it thaws."""
+        with self.away() if self.store.startswith("sqlite") else nullcontext():
+            process.send(signal.SIGSTOP, group=True)
+            until(lambda: process.state == "T", "the freeze")
 
     # --- what happened ------------------------------------------------------------------------------------------------
 

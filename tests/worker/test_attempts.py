@@ -127,7 +127,10 @@ def test_a_worker_that_dies(crew: Callable[..., Crew], how: str) -> None:
     fleet.beat("b")
     start = fleet.started()[0]
     victim = start["worker"].partition("@")[0]
-    workers[victim].send(signal.SIGKILL if how == "worker" else signal.SIGSTOP, group=True)
+    if how == "worker":
+        workers[victim].send(signal.SIGKILL, group=True)
+    else:
+        fleet.freeze(workers[victim])
     over = fleet.lease_until("job", start["slot"])
     again = fleet.started(2, slot=start["slot"])[1]
     assert again["attempt"] == 2 and not again["worker"].startswith(victim)

@@ -154,7 +154,7 @@ def test_a_worker_frozen_past_its_lease(crew: Callable[..., Crew], pool: str) ->
     fleet.beat("a")
     fleet.beat("b")
     start = fleet.started()[0]
-    first.send(signal.SIGSTOP, group=True)
+    fleet.freeze(first)
     fleet.worker("second", pool, 1)
     again = fleet.started(2, slot=start["slot"])[1]
     assert (again["attempt"], again["retries"]) == (2, 0)
