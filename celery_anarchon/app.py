@@ -19,6 +19,7 @@ from celery_anarchon.options import (
     THIS_STORE,
     Settings,
     check_defaults,
+    check_job_name,
     check_job_options,
     scheduler_settings,
 )
@@ -200,8 +201,7 @@ class Anarchon(Generic[StoreT]):
         options: Mapping[str, Any] | None,
         job: Mapping[str, Any],
     ) -> None:
-        if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"a job's name is a text of at least one character, not {name!r}")
+        check_job_name(name)
         if name in self._names:
             raise ConfigurationError(f"job {name!r} is defined twice: its name is its identity, choose another")
         check_job_options(name, job, kind_of(schedule, job=name), self._traits, self._store)

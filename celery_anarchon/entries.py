@@ -26,6 +26,7 @@ from celery_anarchon.options import (
     OptionSources,
     Settings,
     check_defaults,
+    check_job_name,
     job_options,
     nearest,
     scheduler_settings,
@@ -138,9 +139,7 @@ class JobFactory:
 
         :raises ConfigurationError: the text names the job, the option and the fix.
         """
-        if not isinstance(entry.name, str) or not entry.name:
-            raise ConfigurationError(f"a job's name is a text of at least one character, not {entry.name!r}")
-        name: str = entry.name
+        name = check_job_name(entry.name)
         given = (entry.options or {}).get(OPTIONS_KEY) or {}
         if not isinstance(given, Mapping):
             raise OptionError(f'job {name!r}: "options": {{"anarchon": ...}} must be a mapping, not {given!r}')

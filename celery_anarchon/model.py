@@ -198,6 +198,7 @@ class Run:
     claimed_at: datetime | None = None
     """When it was first claimed. It never changes: a takeover leaves it, and chained jobs build on it."""
     sent_at: datetime | None = None
+    """When it was first published; as ``late``, a later attempt leaves it."""
     started_at: datetime | None = None
     ended_at: datetime | None = None
     late: float | None = None

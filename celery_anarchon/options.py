@@ -258,6 +258,23 @@ def job_options(
     return options
 
 
+def check_job_name(name: Any) -> str:
+    """*name*, if a job can be called so.
+
+    :raises ConfigurationError: no text, or none that run ids and messages can carry.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"a job's name is a text of at least one character, not {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"job {name!r}: half of a surrogate pair is no character, so run ids and messages cannot carry this name; "
+            "give the job another one"
+        ) from None
+    return name
+
+
 def check_job_options(job: str, given: Mapping[str, Any], kind: Kind, traits: Traits, store: str = THIS_STORE) -> None:
     """Refuse unknown names, wrong values and options that this kind of job cannot have, where the job is written; and
     what this store cannot honour whatever the defaults, which are not known there.

@@ -18,6 +18,7 @@ from billiard.exceptions import (
     WorkerLostError,
 )
 from celery.exceptions import Ignore, Reject, Retry
+from celery.worker import state
 
 from celery_anarchon import wire
 from celery_anarchon.keeper import Held, Keeper
@@ -35,7 +36,9 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
     def succeeded(outcome: Any, **kwargs: Any) -> Any:
         answer = on_success(outcome, **kwargs)
         # A failure has gone through `failed` by now, and the first end counts.
-        if not outcome[0]:
+        if _was_killed(outcome):
+            _killed(request, held, keeper)
+        elif not outcome[0]:
             keeper.settle(held, RunState.SUCCEEDED)
         return answer
 
@@ -74,6 +77,20 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
     request.on_retry, request._announce_revoked, request._announce_cancelled = retried, was_revoked, was_cancelled
 
 
+def _was_killed(outcome: Any) -> bool:
+    """Pools of greenlets report one that was killed as a success without a result and without a runtime."""
+    failed, _, runtime = outcome
+    return not failed and runtime is None
+
+
+def _killed(request: Any, held: Held, keeper: Keeper) -> None:
+    """Before Celery announces why: a command has put its id among the revoked; else its worker or connection stops."""
+    if request.id in state.revoked:
+        keeper.settle(held, RunState.FAILED, "revoked")
+    else:
+        keeper.release(held)
+
+
 def _end(request: Any, held: Held, terms: Terms, keeper: Keeper, error: BaseException) -> None:
     """What a body's exception means. Retry has its callback, and ends nothing here."""
     if isinstance(error, Retry):
@@ -85,13 +102,13 @@ def _end(request: Any, held: Held, terms: Terms, keeper: Keeper, error: BaseExce
     elif isinstance(error, Reject) and error.requeue and request.task.acks_late:
         keeper.release(held)
     else:
-        state, reason = outcome_of(error)
-        keeper.settle(held, state, reason)
+        end, reason = outcome_of(error)
+        keeper.settle(held, end, reason)
 
 
 def outcome_of(error: BaseException) -> tuple[RunState, str]:
     """The end of a run whose body raised *error*, and why."""
-    for kind, state, reason in (
+    for kind, end, reason in (
         (Ignore, RunState.SUCCEEDED, "ignored"),
         (Reject, RunState.FAILED, "rejected"),
         (Terminated, RunState.FAILED, "revoked"),
@@ -99,7 +116,7 @@ def outcome_of(error: BaseException) -> tuple[RunState, str]:
         (SoftTimeLimitExceeded, RunState.TIMED_OUT, "soft-time-limit"),
     ):
         if isinstance(error, kind):
-            return state, reason
+            return end, reason
     return RunState.FAILED, "exception"
 
 

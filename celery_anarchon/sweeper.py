@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from celery_anarchon import events, slots
 from celery_anarchon.backends.base import ClaimBackend, ClaimResult, Enqueue, LapsedClaim, LeaseBackend, Takeover
-from celery_anarchon.backends.runs import LapsedEnd, RunBackend
+from celery_anarchon.backends.runs import JOB_REMOVED, LapsedEnd, RunBackend, Waiting
 from celery_anarchon.clock import Clock
 from celery_anarchon.job import Job
 from celery_anarchon.model import Answer, Coalesce, Millis, RunState
@@ -81,8 +81,19 @@ def end_of(lapsed: LapsedClaim, *, known: bool, agreed: bool, had_workers: bool)
     if lapsed.state is RunState.RUNNING and lapsed.attempt >= (lapsed.max_attempts or 0):
         return RunState.LOST, lapsed.reason or "attempts-used-up"
     if not known and agreed:
-        return RunState.LOST, "job-removed"
+        return RunState.LOST, JOB_REMOVED
     return None
+
+
+def _in_vain(slot: Waiting) -> LapsedEnd:
+    return LapsedEnd(
+        job=slot.job,
+        slot=slot.slot,
+        attempt=1,
+        was=RunState.WAITING,
+        state=RunState.SUPERSEDED,
+        reason=JOB_REMOVED,
+    )
 
 
 class Sweeper:
@@ -111,6 +122,8 @@ class Sweeper:
         self._label = label
         self._size = settings.batch
         self._look_at = clock.monotonic()
+        self._waits_in_vain: list[LapsedEnd] = []
+        """Slots that waited, of jobs that this beat does not know."""
         self._left: dict[tuple[str, Millis], float] = {}
         """Slots abandoned here, and until when they are left to other beats (protocol R9)."""
 
@@ -141,8 +154,9 @@ class Sweeper:
         """Slots of known jobs that waited for another run and may be claimed now."""
         if self._runs is None:
             return []
-        found = ((self._job_named(slot.job), slot.slot) for slot in self._runs.waiting(self._settings.batch))
-        return [(job, slot) for job, slot in found if job is not None]
+        found = [(slot, self._job_named(slot.job)) for slot in self._runs.waiting(self._settings.batch)]
+        self._waits_in_vain = [_in_vain(slot) for slot, job in found if job is None]
+        return [(job, slot.slot) for slot, job in found if job is not None]
 
     def in_time(self, job: Job, slot: Millis) -> bool:
         return not too_late(job, slot, self._clock.wall())
@@ -210,6 +224,10 @@ class Sweeper:
                         reason=reason,
                     )
                 )
+        if agreed:
+            # The store ends them when their time is over, and not before.
+            endings += self._waits_in_vain
+            self._waits_in_vain = []
         for ending, ended in zip(endings, runs.end_lapsed(endings) if endings else [], strict=True):
             if ended:
                 self._fanout.emit(

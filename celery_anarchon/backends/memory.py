@@ -180,7 +180,8 @@ class MemoryBackend(MemoryOneStep):
             else:
                 until = now + confirmation.delay + record.terms.queue_timeout
                 space.put(confirmation.job, confirmation.slot, record, RunState.QUEUED, until)
-            record.sent_at, record.late = now, confirmation.late
+            if record.sent_at is None:
+                record.sent_at, record.late = now, confirmation.late
             return True
         sent = (RunState.DISPATCHED, RunState.QUEUED)
         return record is not None and record.state in sent and record.ended_by(confirmation)

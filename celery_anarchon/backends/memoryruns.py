@@ -205,6 +205,8 @@ class MemoryRuns(RunBackend):
             return False
         if record.state is ending.state and record.reason == ending.reason:
             return True
+        if RunState.WAITING in (record.state, ending.was) or ending.state is RunState.SUPERSEDED:
+            return self._end_waiting(space, now, ending, record)
         if record.state is not ending.was or record.lease_until is None or record.sweep_at() > now:
             return False
         if ending.state is RunState.DISPATCHED and record.state is not RunState.QUEUED:
@@ -214,6 +216,16 @@ class MemoryRuns(RunBackend):
             if record.lease_until + patience > now:
                 return False
         elif record.state is RunState.CLAIMED or (record.state is RunState.RUNNING and record.attempts_left()):
+            return False
+        self._settle_as(space, now, ending.job, ending.slot, ending.state, ending.reason)
+        return True
+
+    def _end_waiting(self, space: Space, now: Millis, ending: LapsedEnd, record: Record) -> bool:
+        asked = (record.state, ending.was, ending.state, ending.reason)
+        if asked != (RunState.WAITING, RunState.WAITING, RunState.SUPERSEDED, JOB_REMOVED):
+            return False
+        patience = DAY if record.terms is None else record.terms.queue_timeout
+        if (record.claimed_at or 0) + patience > now or space.has_living(ending.job, ending.slot):
             return False
         self._settle_as(space, now, ending.job, ending.slot, ending.state, ending.reason)
         return True

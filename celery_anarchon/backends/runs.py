@@ -22,6 +22,7 @@ Clauses have the letter W. All of :mod:`.base` holds as well, with these additio
   one without (used up, or ``max_attempts`` unset) it does nothing. What then holds attempt 2 or later has had a body:
   ``give_up`` as MISFIRE is refused.
 * W16 A late ``confirm`` never changes a run that a worker has started.
+* W25 ``sent_at`` and ``late`` are those of the first publish: the ``confirm`` of a later attempt leaves them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ __all__ = [
 ENDS_OF_A_BODY = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.LOST})
 """The states that :meth:`RunBackend.settle` takes."""
 
-ENDS_OF_A_WAIT = frozenset({RunState.LOST, RunState.LOST_IN_QUEUE, RunState.DISPATCHED})
+ENDS_OF_A_WAIT = frozenset({RunState.LOST, RunState.LOST_IN_QUEUE, RunState.DISPATCHED, RunState.SUPERSEDED})
 """The states that :meth:`RunBackend.end_lapsed` takes."""
 
 JOB_REMOVED = "job-removed"
@@ -239,7 +240,11 @@ class RunBackend(LeaseBackend):
         limit. True also when asked again. A CLAIMED one, and a RUNNING one with attempts left, end only as LOST with
         the reason ``job-removed``. That reason is refused until the limit has been over for another ``queue_timeout``
         (a day where there are no terms). Only what is QUEUED ends as DISPATCHED: a copy of its message may start it,
-        so it must have had no body."""
+        so it must have had no body.
+
+        * W26 A WAITING one, which no limit ends, ends as SUPERSEDED with the reason ``job-removed`` and not otherwise,
+          once no other run of its job is unsettled and it has waited for its ``queue_timeout``. Nothing else becomes
+          SUPERSEDED here."""
 
     @abc.abstractmethod
     def waiting(self, limit: int) -> list[Waiting]:

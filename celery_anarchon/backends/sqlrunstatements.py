@@ -125,22 +125,24 @@ class RunStatements:
             (orphan, r.lease_until + queue_limit <= now),
             else_=and_(not_(in_state(runs, RunState.CLAIMED)), not_(attempts_left)),
         )
+        another = runs.alias("another_run")
+        lives = exists().where(by_job(another) == by_job(runs), another.c.lease_until.is_not(None))
+        waits_in_vain = and_(tables.waits, end.c.why == JOB_REMOVED, r.claimed_at + queue_limit <= now, not_(lives))
         self.end_lapsed = (
             update(runs)
             .where(
                 self._same(end, *_KEY, "attempt"),
                 r.state == end.c.was,
-                tables.held,
-                tables.sweep_at <= now,
-                ends,
+                case(
+                    (end.c.ending == str(RunState.SUPERSEDED), waits_in_vain),
+                    else_=and_(tables.held, tables.sweep_at <= now, ends),
+                ),
             )
             .values(state=end.c.ending, reason=end.c.why, ended_at=now, lease_until=null(), patience=0)
             .returning(*key)
         )
 
-        another = runs.alias("another_run")
         held_slots = select(another.c.slot).where(by_job(another) == the_job, another.c.lease_until.is_not(None))
-        lives = exists().where(by_job(another) == by_job(runs), another.c.lease_until.is_not(None))
         self.waiting = (
             select(*key)
             .where(tables.waits, not_(lives))

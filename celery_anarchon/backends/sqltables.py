@@ -242,8 +242,9 @@ class Statements:
                     state=case((runs.c.run_lease.is_(None), _DISPATCHED), else_=_QUEUED),
                     # Null where the run is not followed.
                     lease_until=eta + runs.c.queue_timeout,
-                    sent_at=now,
-                    late=sent.c.late,
+                    # Those of the first publish: a later attempt leaves them.
+                    sent_at=func.coalesce(runs.c.sent_at, now),
+                    late=case((runs.c.sent_at.is_(None), sent.c.late), else_=runs.c.late),
                 )
                 .returning(*key)
             )

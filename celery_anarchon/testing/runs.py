@@ -1,4 +1,4 @@
-"""The suite of a store that follows runs, and its clauses W4, W5, W16, W20-W24. Each docstring names the incident it
+"""The suite of a store that follows runs, and its clauses W4, W5, W16, W20-W26. Each docstring names the incident it
 prevents.
 
 Belongs here: what beats, sweepers and people do with runs. Does not belong here: the gate (:mod:`.gates`), who holds a
@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar
 
+from celery_anarchon.backends.base import Confirmation, Terms
 from celery_anarchon.backends.runs import RunBackend, Worker
 from celery_anarchon.model import UNSETTLED, Answer, GateAnswer, Millis, RunState
 from celery_anarchon.testing.gates import (
@@ -305,6 +306,59 @@ class RunSuite(OneStepSuite):
             harness.lapse("job", base + number)
             no_gate = partial(end_lapsed, other, "job", base + number, state, state=DISPATCHED, reason="no-gate-seen")
             self.refuses(harness, base + number, no_gate)
+
+    def test_W26_what_waits_for_a_removed_job_ends(self, harness: BackendHarness) -> None:
+        """The job is taken out of the schedule while one of its slots waits: it waits for ever, and is looked at for
+        ever. Or a beat that does not have the job yet ends what the others would have sent."""
+        client, other = harness.connect_run(), harness.connect_run()
+        base = self.base(client)
+        soon = Terms(lease=LONG, queue_timeout=1, overlap=QUEUE_ONE.overlap)
+        for job, of in (("job", soon), ("patient", QUEUE_ONE)):
+            bring(client, job, base, RUNNING, QUEUE_ONE)
+            assert claim_run(client, job, base + 1, "x", of) is WAITING
+        harness.pass_time(5)
+
+        def ask(job: str, state: RunState = SUPERSEDED, reason: str = "job-removed") -> bool:
+            return end_lapsed(other, job, base + 1, RunState.WAITING, state=state, reason=reason)
+
+        self.refuses(harness, base + 1, partial(ask, "job"))
+        for job in ("job", "patient"):
+            assert settle(client, job, base, "d")
+        assert not ask("patient"), "before its time"
+        self.refuses(harness, base + 1, *(partial(ask, "job", state) for state in (LOST, LOST_IN_QUEUE, DISPATCHED)))
+        self.refuses(harness, base + 1, partial(ask, "job", reason="newer-slot"))
+        assert ask("job") and ask("job"), "asked again"
+        run = look(client, "job", base + 1)
+        assert run is not None and (run.state, run.reason) == (SUPERSEDED, "job-removed")
+        assert run.ended_at is not None
+        assert [one.job for one in other.waiting(10)] == ["patient"] and client.living("job") == []
+        bring(client, "job", base + 2, QUEUED, soon)
+        harness.lapse("job", base + 2, LONG)
+        asked = partial(end_lapsed, other, "job", base + 2, state=SUPERSEDED, reason="job-removed")
+        self.refuses(harness, base + 2, partial(asked, QUEUED), partial(asked, RunState.WAITING))
+        assert claim_run(client, "job", base + 3, "x", QUEUE_ONE) is WAITING, "it waits as ever"
+
+    def test_W25_a_run_is_as_late_as_its_first_publish(self, harness: BackendHarness) -> None:
+        """A worker dies, the next attempt is published half a minute later, and "why was it late?" is asked of a beat
+        that was on time."""
+        client, other = harness.connect_run(), harness.connect_run()
+        base = self.base(client)
+        for number, confirmed in enumerate((True, False)):
+            slot = base + number
+            assert claim_run(client, "job", slot, "beat", TWICE) is WON
+            if confirmed:
+                assert confirm_run(client, "job", slot)
+            assert start(client, "job", slot, "d", of=TWICE).answer is START
+            first = look(other, "job", slot)
+            assert first is not None and first.late == (0.007 if confirmed else 0.003)
+            harness.pass_time(5)
+            harness.lapse("job", slot)
+            assert take(other, "job", slot, "another") == 2
+            late = Confirmation(job="job", slot=slot, owner="another", attempt=2, late=31_000)
+            assert other.confirm([late]) == [True]
+            run = look(client, "job", slot)
+            assert run is not None and (run.state, run.attempt) == (QUEUED, 2)
+            assert (run.sent_at, run.late) == (first.sent_at, first.late)
 
     # --- W22 .. W24 ---------------------------------------------------------------------------------------------------
 

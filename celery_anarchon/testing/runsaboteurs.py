@@ -411,6 +411,16 @@ class ConfirmsWhatRuns(MemoryBackend):
         return super()._confirm(space, now, confirmation)
 
 
+class IsAsLateAsItsLastAttempt(MemoryBackend):
+    """W25: the second attempt of a run that was on time looks like a late dispatch."""
+
+    def _confirm(self, space: Any, now: Millis, confirmation: Confirmation) -> bool:
+        record = space.find(confirmation.job, confirmation.slot)
+        if record is not None and record.held_by(confirmation):
+            record.sent_at = None
+        return super()._confirm(space, now, confirmation)
+
+
 class RetriesOfAnyTry(MemoryBackend):
     """W17: which try it was that will be made again is not looked at."""
 
@@ -522,6 +532,24 @@ class DispatchesWhatRan(MemoryBackend):
         return done
 
 
+class EndsWhatWaitsAtOnce(MemoryBackend):
+    """W26: a beat that does not know the job ends the slot that waits, whatever its time."""
+
+    def _end_waiting(self, space: Any, now: Millis, ending: LapsedEnd, record: Record) -> bool:
+        return super()._end_waiting(space, now + 10**9, ending, record)
+
+
+class EndsWhatWaitsBesideOthers(MemoryBackend):
+    """W26: the slot that waits ends though the run that it waits for lives, and its holder may still know the job."""
+
+    def _end_waiting(self, space: Any, now: Millis, ending: LapsedEnd, record: Record) -> bool:
+        space.has_living = lambda *_: False
+        try:
+            return super()._end_waiting(space, now, ending, record)
+        finally:
+            del space.has_living
+
+
 class ListsAllThatWait(MemoryBackend):
     """W22: every slot that waits is listed, also while its job is busy."""
 
@@ -594,6 +622,8 @@ RUN_SABOTEURS: dict[str, tuple[type[MemoryBackend], ...]] = {
     "W22": (ListsAllThatWait,),
     "W23": (ReleasesWhatWaits, ReleasesWhatLapsed),
     "W24": (OneWorkerForEachLabel, ForgetsItHadWorkers),
+    "W25": (IsAsLateAsItsLastAttempt,),
+    "W26": (EndsWhatWaitsAtOnce, EndsWhatWaitsBesideOthers),
 }
 """Clause -> the backends that break it."""
 

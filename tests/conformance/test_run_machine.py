@@ -37,6 +37,7 @@ ENDINGS = st.sampled_from(
         (RunState.LOST, "job-removed"),
         (RunState.LOST_IN_QUEUE, "queue-timeout"),
         (RunState.DISPATCHED, "no-gate-seen"),
+        (RunState.SUPERSEDED, "job-removed"),
     ]
 )
 STEPS_OF_A_BEAT = st.sampled_from(

@@ -22,6 +22,10 @@ SCHEDULER = "beat_app:HookedScheduler"
 ENOUGH = 60.0
 """Seconds after which something that must happen counts as not happening: a bound, never a figure."""
 
+SLACK: Millis = 10_000
+"""What a loaded machine may add to the time that a takeover takes: to a tick, a publish, a delivery. Small enough that
+one which nobody looks for comes too late."""
+
 
 def until(condition: Callable[[], T], what: str, seconds: float = ENOUGH) -> T:
     """Wait for *condition*, and no longer than it takes."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import sqlite3
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import redis
 from support.beats import ENOUGH, until
 from support.redis_servers import RESP2
@@ -14,7 +19,7 @@ from support.redis_servers import RESP2
 from celery_anarchon import wire
 from celery_anarchon.backends.registry import backend_from
 from celery_anarchon.backends.runs import RunBackend
-from celery_anarchon.model import Run, RunState
+from celery_anarchon.model import Millis, Run, RunState
 from celery_anarchon.testing.fleet import Fleet, ManagedProcess
 
 SUPPORT = Path(__file__).parent
@@ -36,6 +41,8 @@ class Crew:
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     anarchon: dict[str, Any] = field(default_factory=dict)
+    away: Callable[[], AbstractContextManager[None]] = nullcontext
+    """The store answers nobody, as long as this lasts."""
 
     def __post_init__(self) -> None:
         self.config = {
@@ -82,6 +89,13 @@ class Crew:
         process.wait_for_log("ready", ENOUGH)
         return process
 
+    def freeze(self, process: ManagedProcess) -> None:
+        """SIGSTOP to all of it. On a file not while it writes: what is frozen then keeps the lock, and nobody can go
+        on before it thaws."""
+        with self.away() if self.store.startswith("sqlite") else nullcontext():
+            process.send(signal.SIGSTOP, group=True)
+            until(lambda: process.state == "T", "the freeze")
+
     # --- what happened ------------------------------------------------------------------------------------------------
 
     def lines(self, event: str | None = None, **wanted: Any) -> list[dict[str, Any]]:
@@ -118,6 +132,28 @@ class Crew:
             return run if run is not None and run.state in states else None
 
         return until(found, f"{job} {slot} {states}, not {self.run(job, slot)}", seconds)
+
+    def lease_until(self, job: str, slot: int) -> Millis:
+        """When the lease of the run is over, by the store's clock; read past the backend."""
+        place, _, option = self.store.partition("?")
+        name = option.partition("=")[2]
+        if place.startswith("redis"):
+            with redis.Redis.from_url(place, **RESP2) as raw:
+                shards = [raw.zrange(key, 0, -1, withscores=True) for key in raw.keys(f"{name}{{*}}leases")]
+            starts, ends = f"{slot}:".encode(), f":{job}".encode()
+            scores = [
+                score for shard in shards for lease, score in shard if lease.startswith(starts) and lease.endswith(ends)
+            ]
+            assert len(scores) == 1, scores
+            return int(scores[0])
+        question = "SELECT lease_until FROM {} WHERE job = '{}' AND slot = {}"
+        if place.startswith("sqlite"):
+            with closing(sqlite3.connect(place.removeprefix("sqlite:///"))) as file:
+                row = file.execute(question.format("anarchon_runs", job, slot)).fetchone()
+        else:
+            with psycopg.connect(place) as link:
+                row = link.execute(question.format(name, job, slot)).fetchone()  # type: ignore[call-overload]
+        return int(row[0])
 
     # --- messages by hand ---------------------------------------------------------------------------------------------
 

@@ -110,13 +110,13 @@ define("die.lost", acks_late=True, reject_on_worker_lost=True)(die)
 
 
 @define("watch")
-def watch(task: Task, seconds: float = 60.0) -> bool:
-    """Run until told to be lost."""
+def watch(task: Task, seconds: float = 60.0, until: str | None = None) -> bool:
+    """Run until told to be lost, or until a file is there."""
     write(task, "start")
     run = current_run()
     assert run is not None
     end = time.monotonic() + seconds
-    while not run.lost and time.monotonic() < end:
+    while not run.lost and time.monotonic() < end and not (until is not None and Path(until).exists()):
         time.sleep(0.02)
     write(task, "end")
     return run.lost

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.beats import Beats, until
+from support.beats import SLACK, Beats, until
 from support.sites import Broker, Store
 
-from celery_anarchon.model import Millis
+from celery_anarchon.model import Millis, RunState
 from celery_anarchon.oracle import expected_interval
 from celery_anarchon.testing.fleet import ManagedProcess
 from celery_anarchon.verdict import Kind, Verdict, judge
@@ -80,6 +81,24 @@ def all_sent_once(fleet: Beats, start: Millis, end: Millis) -> int:
     verdict = count_window(fleet, start, end)
     assert verdict.kind is Kind.VALID, verdict
     return verdict.expected
+
+
+def claims_left_by(fleet: Beats, dead: ManagedProcess) -> list[tuple[str, Millis]]:
+    """What a beat had claimed, and not told the end of, when it died."""
+    with closing(fleet.store()) as store:
+        runs = [run for job in fleet.jobs for run in store.history(job, 50)]
+    mine = [run for run in runs if run.state is RunState.CLAIMED and (run.beat or "").endswith(f":{dead.pid}")]
+    return [(run.job, round(run.slot.timestamp() * 1000)) for run in mine]
+
+
+def taken_over_in_time(fleet: Beats, claims: list[tuple[str, Millis]], lease: Millis, heartbeat: Millis) -> None:
+    """Each was sent by another beat, after its lease and at most a heartbeat later; by the store's clock."""
+    with closing(fleet.store()) as store:
+        for job, slot in claims:
+            run = next(run for run in store.history(job, 1_000) if round(run.slot.timestamp() * 1000) == slot)
+            assert run.claimed_at is not None and run.sent_at is not None
+            waited = (run.sent_at - run.claimed_at).total_seconds() * 1000
+            assert lease <= waited <= lease + heartbeat + SLACK, run
 
 
 def sent_last(fleet: Beats, among: list[ManagedProcess]) -> ManagedProcess:

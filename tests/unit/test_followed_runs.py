@@ -179,3 +179,16 @@ def test_a_job_that_was_removed_ends_its_runs_after_the_queue_limit(world: World
     assert hand.states()[1] == ("running", None)
     world.run(HOUR)
     assert hand.states()[1] == ("lost", "job-removed")
+
+
+def test_a_slot_that_waits_for_a_removed_job_ends_after_the_queue_limit(world: World) -> None:
+    world.beat("a", followed(Overlap.QUEUE_ONE))
+    hand = Hand(world)
+    hand.backend.worker_seen(Worker(owner="o", label="w", version="1"))
+    world.run(2 * MINUTE + SECOND)
+    assert [hand.states()[slot][0] for slot in (1, 2)] == ["queued", "waiting"]
+    world.beats["a"].load({})
+    world.run(HOUR - MINUTE + 10 * SECOND)
+    assert [hand.states()[slot] for slot in (1, 2)] == [("lost-in-queue", "queue-timeout"), ("waiting", None)]
+    world.run(2 * MINUTE)
+    assert hand.states()[2] == ("superseded", "job-removed")

@@ -9,6 +9,7 @@ from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_anarchon import Anarchon
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.entries import JobFactory
 from celery_anarchon.errors import ConfigurationError
@@ -42,9 +43,16 @@ def test_names_are_one_to_one(names: list[str], limit: int) -> None:
     assert all(len(one) <= limit for one in shown)
 
 
-def test_the_empty_name_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("", "at least one character"), ("export \ud83d", r"job 'export \\ud83d': half of a surrogate pair")],
+)
+def test_names_that_no_job_can_have_are_refused(name: str, words: str) -> None:
+    """Half a surrogate pair is a text to Python, and an error where the first run's id is made of it."""
     app = Celery("names", set_as_current=False)
     factory = JobFactory(app, MemoryBackend.traits)
-    entry = factory.entry("", {"task": "t", "schedule": 5})
-    with pytest.raises(ConfigurationError, match="at least one character"):
+    entry = factory.entry(name, {"task": "t", "schedule": 5})
+    with pytest.raises(ConfigurationError, match=words):
         factory.job(entry)
+    with pytest.raises(ConfigurationError, match=words):
+        Anarchon(app, backend=MemoryBackend()).every(name, 5, "t")

@@ -1,12 +1,13 @@
-"""Crews: real beats and workers on a store and a broker of the test's own."""
+"""Crews: real beats and workers on a store and a broker of the test's own; each test on stores and pools by turns."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,32 @@ from support.crew import Crew
 from support.postgres_servers import Postgres, private_postgres
 
 STORES = ["redis", "sqlite", "postgres"]
+OTHER_POOLS = ["threads", "gevent", "solo"]
 LONG = os.environ.get("ANARCHON_PROFILE") == "long"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test on each store; in the short form on one of them, by its name, so that each store has its share."""
-    if "store_kind" in metafunc.fixturenames:
-        given = [mark for mark in metafunc.definition.iter_markers("parametrize") if "store_kind" in mark.args[0]]
-        if not given:
-            share = STORES[zlib.crc32(metafunc.function.__name__.encode()) % len(STORES)]
-            metafunc.parametrize("store_kind", STORES if LONG else [share], indirect=True)
+    """Each test on each store and pool; in the short form on one store and, with prefork, on one of the other pools, by
+    its name, so that each has its share."""
+    share = zlib.crc32(metafunc.function.__name__.encode())
+    given = {name for mark in metafunc.definition.iter_markers("parametrize") for name in mark.args[0].split(",")}
+    if "store_kind" in metafunc.fixturenames and "store_kind" not in given:
+        metafunc.parametrize("store_kind", STORES if LONG else [STORES[share % len(STORES)]], indirect=True)
+    if "pool" in metafunc.fixturenames and "pool" not in given:
+        others = OTHER_POOLS if LONG else [OTHER_POOLS[share // len(STORES) % len(OTHER_POOLS)]]
+        metafunc.parametrize("pool", ["prefork", *others])
 
 
 @pytest.fixture(scope="session")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     with redis_server(tmp_path_factory.mktemp("crew-redis"), private=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """For tests that take the store away and leave the broker."""
+    with redis_server(tmp_path_factory.mktemp("crew-store"), private=True) as server:
         yield server
 
 
@@ -47,21 +59,54 @@ def store_kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def crew(store_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Crew]]:
-    """A crew on that kind of store: ``crew(jobs=..., settings=..., anarchon=...)``."""
+    """A crew on that kind of store: ``crew(jobs=..., settings=..., anarchon=...)``. *apart*: the store is not on the
+    broker's server, and can be taken away."""
     broker: RedisServer = request.getfixturevalue("brokers")
     with ExitStack() as stack:
 
-        def build(**given: Any) -> Crew:
-            url = {
-                "redis": f"{broker.url[:-1]}1?prefix={tmp_path.name}:",
-                "sqlite": f"sqlite:///{tmp_path}/anarchon.db",
-            }.get(store_kind)
-            if url is None:
-                url = f"{request.getfixturevalue('databases').url}?table=crew_{uuid.uuid4().hex[:12]}"
-            built = Crew(tmp_path, url, broker.url, **given)
+        def build(*, apart: bool = False, **given: Any) -> Crew:
+            away: Callable[[], AbstractContextManager[None]]
+            if store_kind == "redis":
+                server: RedisServer = request.getfixturevalue("redis_stores") if apart else broker
+                url, away = f"{server.url[:-1]}1?prefix={tmp_path.name}:", lambda: _paused(server)
+            elif store_kind == "sqlite":
+                url, away = f"sqlite:///{tmp_path}/anarchon.db", lambda: _locked(tmp_path / "anarchon.db")
+            else:
+                database: Postgres = request.getfixturevalue("databases")
+                url, away = f"{database.url}?table=crew_{uuid.uuid4().hex[:12]}", lambda: _frozen(database)
+            built = Crew(tmp_path, url, broker.url, away=away, **given)
             with built.app().connection_for_write() as connection:
                 connection.default_channel.client.flushdb()
             stack.callback(built.close)
             return built
 
         yield build
+
+
+@contextmanager
+def _paused(server: RedisServer) -> Iterator[None]:
+    server.process.pause()
+    try:
+        yield
+    finally:
+        server.process.resume()
+
+
+@contextmanager
+def _frozen(server: Postgres) -> Iterator[None]:
+    processes = server.freeze()
+    try:
+        yield
+    finally:
+        server.thaw(processes)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Whoever wants to write waits for its busy timeout, in vain."""
+    with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as raw:
+        raw.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            raw.execute("ROLLBACK")

@@ -7,13 +7,6 @@ local now = clock()
 local early = now + tonumber(ARGV[1])
 local replies = {}
 
--- The slot that waited does so no more.
-local function waits_no_more(row)
-  redis.call('HDEL', row.runs, 'waiting')
-  redis.call('ZREM', row.free, row.waits .. ':' .. row.job)
-  row.waits = nil
-end
-
 -- Record what becomes of an open slot that may not overlap, and say so; nil: it may be claimed.
 local function overlapping(row, terms, beat)
   local published, claimed = others(row)

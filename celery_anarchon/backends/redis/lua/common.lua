@@ -89,6 +89,13 @@ local function others(row)
   end
 end
 
+-- The slot that waited does so no more.
+local function waits_no_more(row)
+  redis.call('HDEL', row.runs, 'waiting')
+  redis.call('ZREM', row.free, row.waits .. ':' .. row.job)
+  row.waits = nil
+end
+
 local function alone(row)
   local published, claimed = others(row)
   return not (published or claimed)
@@ -135,7 +142,10 @@ end
 -- Its message is in its queue.
 local function published(row, now, late, delay)
   local run = row.run
-  run.sent_at, run.late = now, late
+  -- Those of the first publish: a later attempt leaves them.
+  if not run.sent_at then
+    run.sent_at, run.late = now, late
+  end
   if run.terms then
     put(row, 'queued', now + delay + run.terms.queue_timeout)
   else

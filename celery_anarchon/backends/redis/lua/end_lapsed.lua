@@ -7,6 +7,22 @@ local now = clock()
 local day = tonumber(ARGV[1])
 local replies = {}
 
+-- One that waits has no lease, and others of its job may live.
+local function end_waiting(row, was, state, reason)
+  local run = row.run
+  if run.state ~= 'waiting' or was ~= 'waiting' or state ~= 'superseded' or reason ~= 'job-removed' then
+    return false
+  end
+  if run.claimed_at + (run.terms and run.terms.queue_timeout or day) > now or not alone(row) then
+    return false
+  end
+  if row.waits == row.slot then
+    waits_no_more(row)
+  end
+  settle(row, now, state, reason)
+  return true
+end
+
 local function end_lapsed(row, attempt, was, state, reason)
   local run = row.run
   if not run then
@@ -18,6 +34,9 @@ local function end_lapsed(row, attempt, was, state, reason)
   end
   if run.state == state and run.reason == reason then
     return true
+  end
+  if run.state == 'waiting' or was == 'waiting' or state == 'superseded' then
+    return end_waiting(row, was, state, reason)
   end
   local sweep, over = ends(row)
   if run.state ~= was or not sweep or sweep > now then
