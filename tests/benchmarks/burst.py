@@ -1,6 +1,6 @@
 """Many jobs due at once: how many messages a second reach a Redis broker, ours beside its peers, in one run.
 
-    python tests/benchmarks/burst.py [--jobs 5000] [--rounds 3] [--most 30] [-o burst.json]
+    python tests/benchmarks/burst.py [--jobs 5000] [--rounds 2] [--most 30] [-o burst.json]
 
 Each contender runs in a process of its own on an empty private Redis, which is our store as well. A contender that is
 not through after MOST seconds is stopped, and its rate is that of what it sent; one that is gets ROUNDS, and the best
@@ -26,7 +26,7 @@ from typing import Any
 
 from figures import Apart, Table, apart, command, tell, together, told
 
-SIZES = {"jobs": 5_000, "rounds": 3, "most": 30.0}
+SIZES = {"jobs": 5_000, "rounds": 2, "most": 30.0}
 TINY = {"jobs": 40, "rounds": 1, "most": 5.0}
 
 QUEUE = "burst"
@@ -222,7 +222,7 @@ def one_step_is_there(url: str) -> bool:
 
 def ours(server: Any, sizes: SimpleNamespace, beats: int, one_step: bool, templates: bool) -> dict[str, float]:
     """The best round of a fleet: from the slot until its last beat is through."""
-    period = max(2, math.ceil(sizes.jobs / 500))
+    period = max(2, math.ceil(sizes.jobs / 200))
     words = {"url": server.url, "jobs": sizes.jobs, "period": period, "one_step": one_step, "templates": templates}
     with together([Apart(a_beat, **words) for _ in range(beats)]) as fleet:
         for beat in fleet:
