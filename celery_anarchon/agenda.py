@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,8 +23,8 @@ class Watched:
     """When this beat began to watch it: what fell due before was missed."""
     not_before: Millis = 0
     """Not to be looked at earlier, whatever falls due: its timetable failed, or the store called it too early."""
-    ticket: int = -1
-    """The one heap entry that counts; older ones are passed over."""
+    looked_at: Millis = -1
+    """When it is to be looked at: the heap entry of that time counts, others are passed over. -1: not at all."""
 
 
 class Agenda:
@@ -33,8 +32,7 @@ class Agenda:
 
     def __init__(self) -> None:
         self._watched: dict[str, Watched] = {}
-        self._heap: list[tuple[Millis, int, str]] = []
-        self._tickets = itertools.count()
+        self._heap: list[tuple[Millis, str]] = []
 
     def __len__(self) -> int:
         return len(self._watched)
@@ -67,15 +65,16 @@ class Agenda:
         """Put the job at *when*, whatever its timetable says."""
         if self._watched.get(watched.job.name) is not watched:
             return
-        watched.ticket = next(self._tickets)
-        heapq.heappush(self._heap, (when, watched.ticket, watched.job.name))
+        if watched.looked_at != when:
+            watched.looked_at = when
+            heapq.heappush(self._heap, (when, watched.job.name))
 
     def next_due(self) -> Millis | None:
         """When the first job falls due; None: none ever does."""
         while self._heap:
-            when, ticket, name = self._heap[0]
+            when, name = self._heap[0]
             watched = self._watched.get(name)
-            if watched is not None and watched.ticket == ticket:
+            if watched is not None and watched.looked_at == when:
                 return when
             heapq.heappop(self._heap)
         return None
@@ -84,8 +83,8 @@ class Agenda:
         """Take out every job that has fallen due by *now*."""
         due: list[Watched] = []
         while (when := self.next_due()) is not None and when <= now:
-            _, _, name = heapq.heappop(self._heap)
+            _, name = heapq.heappop(self._heap)
             watched = self._watched[name]
-            watched.ticket = -1
+            watched.looked_at = -1
             due.append(watched)
         return due

@@ -55,13 +55,13 @@ class Table:
         """Figures of *row*; an underscore in a name is shown as a space."""
         self.rows.setdefault(row, {}).update({name.replace("_", " "): value for name, value in figures.items()})
 
-    def ratio(self, name: str, of: str, to: str, *, inverse: bool = False) -> None:
-        """A column *name*: figure *of* of each row over that of the row *to*, or the other way round."""
+    def ratio(self, into: Table, name: str, of: str, to: str, *, inverse: bool = False) -> None:
+        """Column *name* of another table: figure *of* of each row over that of the row *to*, or the other way round."""
         base = self.rows.get(to, {}).get(of)
-        for figures in self.rows.values():
+        for row, figures in self.rows.items():
             own = figures.get(of)
             if base and own:
-                figures[name] = base / own if inverse else own / base
+                into.add(row, **{name: base / own if inverse else own / base})
 
     def show(self, console: Console) -> None:
         columns = dict.fromkeys(name for figures in self.rows.values() for name in figures)
@@ -140,6 +140,13 @@ def _file(function: Callable[..., Any]) -> str:
 # --- a Python of its own ----------------------------------------------------------------------------------------------
 
 
+def environment(*paths: str | Path, **more: str) -> dict[str, str]:
+    """For processes of a benchmark: this very package and the files here can be imported, and what is in *paths*."""
+    found = clean_environment(**more)
+    places = (*map(str, paths), str(HERE), str(HERE.parent), found.get("PYTHONPATH", ""))
+    return {**found, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+
+
 class Apart:
     """A function of a benchmark's file, in a fresh process: no other contender's imports, caches or settings.
 
@@ -149,7 +156,6 @@ class Apart:
     def __init__(self, function: Callable[..., Any], **words: Any) -> None:
         self._name = f"{function.__name__}({words})"
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
-        paths = os.pathsep.join((str(HERE), str(HERE.parent)))
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-c", "import figures; figures.serve()"),
@@ -159,7 +165,7 @@ class Apart:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=clean_environment(PYTHONPATH=paths),
+            env=environment(),
         )
 
     def hear(self) -> Any:

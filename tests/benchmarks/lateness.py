@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from figures import HERE, Table, command
+from figures import Table, command, environment
 
 SIZES = {"jobs": 100, "minutes": 1, "seconds": 20, "kills": 2, "lock": 25}
 TINY = {"jobs": 5, "minutes": 0, "seconds": 1, "kills": 1, "lock": 5}
@@ -83,7 +83,7 @@ def a_fleet(server: Any, scheduler: str, **settings: Any) -> Iterator[tuple[Any,
     }
     with (
         tempfile.TemporaryDirectory() as folder,
-        Fleet("bench_app", Path(folder), {"PYTHONPATH": str(HERE), "BENCH": json.dumps(config)}) as fleet,
+        Fleet("bench_app", Path(folder), environment(BENCH=json.dumps(config))) as fleet,
     ):
         arrivals = Arrivals(server, "bench")
         try:

@@ -25,9 +25,8 @@ from zoneinfo import ZoneInfo
 from celery import Celery
 from celery.schedules import crontab
 from croniter import croniter
-from figures import Table, command
+from figures import Table, command, environment
 
-from celery_anarchon.cli.processes import clean_environment
 from celery_anarchon.crontable import _shared, cron_from_text
 from celery_anarchon.entries import jobs_of
 
@@ -130,11 +129,10 @@ def next_command(jobs: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "many.py").write_text(APP.format(jobs=jobs))
         words = [sys.executable, "-m", "celery", "-A", "many", "anarchon", "next", "--count", "10", "--json"]
-        environment = clean_environment(PYTHONPATH=folder)
         taken, used = [], []
         for _ in range(3):
             begin, before = time.perf_counter(), os.times()
-            subprocess.run(words, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(words, cwd=folder, env=environment(folder), check=True, stdout=subprocess.DEVNULL)
             taken.append(time.perf_counter() - begin)
             after = os.times()
             # What others do on the machine meanwhile does not count here.

@@ -48,6 +48,26 @@ def test_an_agenda_gives_out_what_is_due_and_forgets_what_was_dropped() -> None:
     assert agenda.next_due() is None
 
 
+def test_an_agenda_gives_out_a_job_once_however_often_it_was_put_somewhere() -> None:
+    agenda = Agenda()
+    watched = agenda.watch(job("a"), START, START)
+    for when in (5, 9, 5, 5, 7, 5):
+        agenda.look_at(watched, START + when * SECOND)
+    assert agenda.pop_due(START + 4 * SECOND) == []
+    assert agenda.pop_due(START + 100 * SECOND) == [watched]
+    assert agenda.pop_due(START + 100 * SECOND) == []
+    agenda.look_at(watched, START + 5 * SECOND)
+    assert agenda.pop_due(START + 5 * SECOND) == [watched], "the same time again counts again"
+    agenda.look_at(watched, START + 5 * SECOND)
+    agenda.drop("a")
+    again = agenda.watch(job("a"), START, START)
+    assert agenda.pop_due(START + 4 * SECOND) == []
+    agenda.look_at(again, START + 8 * SECOND)
+    assert agenda.next_due() == START + 8 * SECOND
+    assert agenda.pop_due(START + 100 * SECOND) == [again]
+    assert agenda.next_due() is None
+
+
 def test_an_agenda_waits_where_it_is_told_to() -> None:
     agenda = Agenda()
     watched = agenda.watch(job("a", SECOND), START, START)
