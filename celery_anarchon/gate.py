@@ -120,6 +120,8 @@ class Delivery:
     since: float
     asked: bool = False
     """A question was sent whose answer did not come: the start may have been granted."""
+    asked_at: float = 0.0
+    """Monotonic: when the latest question was sent. A lease that it was granted is not older."""
 
 
 class Gate:
@@ -185,7 +187,7 @@ class Gate:
     def _admit(self, delivery: Delivery) -> Any:
         if self._store.remaining() > 0:
             return self._hold(delivery)
-        delivery.asked = True
+        delivery.asked, delivery.asked_at = True, self._clock.monotonic()
         try:
             result = self._keeper.ask(self._start_of(delivery))
         except AnarchonError as error:
@@ -221,9 +223,9 @@ class Gate:
     def _start(self, delivery: Delivery, attempt: int, unanswered: Start | None = None) -> Any:
         """*unanswered*: the question that the keeper is to ask until there is an answer."""
         request, ticket = delivery.request, delivery.ticket
-        now = self._clock.monotonic()
         hold = RunHold(job=ticket.job, slot=ticket.slot, attempt=attempt, retries=ticket.retries, token=delivery.token)
-        held = Held(hold, ticket.terms.lease, now + ticket.terms.lease / 1000, self._deadline(request, now))
+        until = delivery.asked_at + ticket.terms.lease / 1000
+        held = Held(hold, ticket.terms.lease, until, self._deadline(request, self._clock.monotonic()))
         header = dict(request.request_dict[wire.HEADER], attempt=attempt)
         header[HELD_KEY] = {"token": hold.token, "lease": ticket.terms.lease, "retries": ticket.retries}
         if unanswered is None:

@@ -25,7 +25,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each test on each store and pool; in the short form on one store and, with prefork, on one of the other pools, by
     its name, so that each has its share."""
     share = zlib.crc32(metafunc.function.__name__.encode())
-    given = {name for mark in metafunc.definition.iter_markers("parametrize") for name in mark.args[0].split(",")}
+    names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    given = {name for some in names for name in (some.split(",") if isinstance(some, str) else some)}
     if "store_kind" in metafunc.fixturenames and "store_kind" not in given:
         metafunc.parametrize("store_kind", STORES if LONG else [STORES[share % len(STORES)]], indirect=True)
     if "pool" in metafunc.fixturenames and "pool" not in given:

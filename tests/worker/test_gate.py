@@ -88,6 +88,7 @@ class Shop:
         self.go = threading.Event()
         self.begun = threading.Event()
         self.slot = self.backend.now() - 1_000
+        self.answered = 0.0
         shop = self
 
         def define(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -382,6 +383,29 @@ def test_the_lease_is_kept_while_the_body_runs(shop: Shop) -> None:
         until(lambda: record.lease_until > first + 2 * LEASE)
         shop.go.set()
         assert shop.app.AsyncResult(task_id).get(timeout=20) is False
+        shop.ends("job", slot, RunState.SUCCEEDED)
+
+
+def test_a_lease_begins_when_it_is_asked_for(shop: Shop) -> None:
+    """The store counts from before its answer is here: a slow answer makes the lease shorter, never longer."""
+    slot, started = shop.queued("job"), shop.workers.start
+
+    def slow_start(starts: Any) -> Any:
+        answers = started(starts)
+        time.sleep(0.3)
+        shop.answered = time.monotonic()
+        return answers
+
+    shop.workers.start = slow_start  # type: ignore[method-assign]
+    # No heartbeat renews it before it was looked at.
+    shop.app.conf.anarchon_heartbeat, shop.app.conf.anarchon_lease = 600, 1800
+    terms = Terms(lease=1_800_000, queue_timeout=60_000)
+    with shop.working() as worker:
+        shop.send("slow", "job", slot, terms=terms)
+        assert shop.begun.wait(20)
+        (held,) = worker._process_task._keeper._held.values()
+        assert held.until <= shop.answered - 0.3 + 1800
+        shop.go.set()
         shop.ends("job", slot, RunState.SUCCEEDED)
 
 
