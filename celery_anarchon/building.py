@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery import Celery, Task
 from celery.beat import BeatLazyFunc, ScheduleEntry
@@ -119,7 +119,7 @@ class CeleryBuilder:
     def _record(self, dispatch: Dispatch) -> tuple[Command, ...]:
         if self._capture is None or self.is_new:
             raise PublishUnclear("the connection to the broker is another one than a moment ago")
-        with self._told(NotOneStep), self._capture.recording() as commands, self._nobody_waits():
+        with self._told(NotOneStep), self._capture.recording() as commands:
             self.publisher.send(dispatch)
         if not commands:
             raise NothingToSend(
@@ -127,13 +127,3 @@ class CeleryBuilder:
                 "worker first"
             )
         return tuple(commands)
-
-    @contextmanager
-    def _nobody_waits(self) -> Iterator[None]:
-        """Within, a result backend is not told of tasks: it would subscribe to their results, which no beat reads."""
-        backend: Any = self.app.backend
-        backend.on_task_call = lambda *_: None
-        try:
-            yield
-        finally:
-            del backend.on_task_call

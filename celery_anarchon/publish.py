@@ -154,10 +154,22 @@ class CeleryPublisher:
             self._send_canvas(entry, args, kwargs, options)
             return
         task = self.app.tasks.get(entry.task)
-        if task is not None:
-            task.apply_async(args, kwargs, producer=self._producer, **options)
-        else:
-            self.app.send_task(entry.task, args, kwargs, producer=self._producer, **options)
+        with self._nobody_waits():
+            if task is not None:
+                task.apply_async(args, kwargs, producer=self._producer, **options)
+            else:
+                self.app.send_task(entry.task, args, kwargs, producer=self._producer, **options)
+
+    @contextmanager
+    def _nobody_waits(self) -> Iterator[None]:
+        """Within, a result backend is not told of tasks: it would subscribe to their results, which no beat reads, and
+        one that is away would keep messages from a broker that is not."""
+        backend: Any = self.app.backend
+        backend.on_task_call = lambda *_: {}
+        try:
+            yield
+        finally:
+            del backend.on_task_call
 
     def _options(self, dispatch: Dispatch, entry: ScheduleEntry) -> dict[str, Any]:
         options = {key: value for key, value in (entry.options or {}).items() if key != OPTIONS_KEY}

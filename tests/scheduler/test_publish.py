@@ -11,6 +11,7 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.beat import BeatLazyFunc, ScheduleEntry
 from kombu.exceptions import OperationalError
+from servers import free_port
 
 from celery_anarchon import wire
 from celery_anarchon.job import Job
@@ -178,3 +179,14 @@ def test_a_broker_that_cannot_be_reached_is_away(app: Celery, monkeypatch: pytes
     publisher.check()
     publisher.close()
     publisher.close()
+
+
+def test_a_result_backend_that_is_away_holds_nothing_up(app: Celery) -> None:
+    """Stock beat subscribes to the result of each task that it sends, which it never reads, and fails with that."""
+    app.conf.result_backend = f"redis://127.0.0.1:{free_port()}/0"
+    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
+    publisher = CeleryPublisher(app, namespace="runs", label="host:1")
+    publisher.publish(dispatch(app, {"task": "add", "args": (1, 2)}))
+    publisher.publish(dispatch(app, {"task": "elsewhere"}))
+    publisher.close()
+    assert [message.headers["task"] for message in received(app)] == ["add", "elsewhere"]
