@@ -21,7 +21,8 @@ from typing import NoReturn
 import pytest
 from mirakuru import TCPExecutor
 
-START_TIMEOUT = 30
+START_TIMEOUT = 120
+"""Seconds. An Erlang node takes five of them on an idle machine, and many times that on a busy one."""
 
 
 def missing(text: str) -> NoReturn:

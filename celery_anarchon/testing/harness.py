@@ -230,18 +230,18 @@ def clauses_of(*suites: type[Suite]) -> dict[str, list[str]]:
     return dict(found)
 
 
-def report(suite: type[Suite]) -> dict[str, dict[str, Any]]:
-    """What a suite with a harness asks: ``asked``, clause id -> how many tests, and ``left out``, clause id -> the
-    traits that leave out tests of it."""
-    asked: dict[str, int] = {}
+def report(suite: type[Suite]) -> dict[str, Any]:
+    """What a suite with a harness asks: ``asked``, the ids of its clauses; and ``left out``, clause id -> the traits
+    for whose sake tests of it are left out."""
+    asked: list[str] = []
     left: dict[str, list[str]] = {}
     for clause, tests in clauses_of(suite).items():
         out = [suite.not_collected[test] for test in tests if test in suite.not_collected]
         if len(out) < len(tests):
-            asked[clause] = len(tests) - len(out)
+            asked.append(clause)
         if out:
             left[clause] = sorted(set(out))
-    return {"asked": asked, "left out": left}
+    return {"asked": sorted(asked), "left out": left}
 
 
 def report_lines() -> list[str]:
