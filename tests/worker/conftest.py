@@ -30,7 +30,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "store_kind" in metafunc.fixturenames and "store_kind" not in given:
         metafunc.parametrize("store_kind", STORES if LONG else [STORES[share % len(STORES)]], indirect=True)
     if "pool" in metafunc.fixturenames and "pool" not in given:
-        others = OTHER_POOLS if LONG else [OTHER_POOLS[share // len(STORES) % len(OTHER_POOLS)]]
+        others = (
+            OTHER_POOLS
+            if LONG
+            else [OTHER_POOLS[zlib.crc32(f"pool of {metafunc.function.__name__}".encode()) % len(OTHER_POOLS)]]
+        )
         metafunc.parametrize("pool", ["prefork", *others])
 
 
