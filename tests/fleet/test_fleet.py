@@ -172,12 +172,11 @@ def test_a_beat_killed_between_claim_and_publish_is_replaced(stage: Stage, tmp_p
     trigger = tmp_path / "die"
     killed = fleet.beat("killed", hook=f"after-claim:die:{trigger}")
     fleet.beat("heir")
-    start = wall()
     trigger.touch()
     until(lambda: not killed.running, "the beat to die")
     orphans = claims_left_by(fleet, killed)
     assert orphans, "it died before its claims were made"
-    end = wall()
+    start, end = min(slot for _, slot in orphans) - 1, wall()
     settle(fleet, end)
     all_sent_once(fleet, start, end)
     taken_over_in_time(fleet, orphans, LEASE, HEARTBEAT)
