@@ -146,13 +146,7 @@ def job(strategy: Any, every: float = 60, **options: Any) -> Any:
     ],
 )
 def test_nothing_is_planned_beyond_four_fifths_of_the_memory(strategy: Any, options: Any) -> None:
-<<<<<<< HEAD
-    with pytest.raises(
-        OptionError, match=r"'export'.*must be shorter than this store remembers a claim \((240|60) s\)"
-    ):
-=======
     with pytest.raises(OptionError, match=r"'export'.*must be shorter than .+ remembers a claim \((240|60) s\)"):
->>>>>>> stores
         job(strategy, 3_600, **options)
     job({"name": "script", "window": 400}, 3_600, **options)
 
