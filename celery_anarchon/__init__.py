@@ -13,9 +13,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "Anarchon": "celery_anarchon.app",
     "Scheduler": "celery_anarchon.scheduler",
-    "every": "celery_anarchon.schedules",
-    "cron": "celery_anarchon.schedules",
-    "at": "celery_anarchon.schedules",
+    "every": "celery_anarchon.ownschedules",
+    "cron": "celery_anarchon.ownschedules",
+    "at": "celery_anarchon.ownschedules",
     "run_id": "celery_anarchon.app",
     "current_run": "celery_anarchon.current",
     "Run": "celery_anarchon.model",
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from celery_anarchon.current import current_run as current_run
     from celery_anarchon.model import Run as Run
     from celery_anarchon.model import RunState as RunState
+    from celery_anarchon.ownschedules import at as at
+    from celery_anarchon.ownschedules import cron as cron
+    from celery_anarchon.ownschedules import every as every
     from celery_anarchon.scheduler import Scheduler as Scheduler
-    from celery_anarchon.schedules import at as at
-    from celery_anarchon.schedules import cron as cron
-    from celery_anarchon.schedules import every as every
 
 
 def __getattr__(name: str) -> Any:

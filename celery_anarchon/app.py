@@ -23,7 +23,8 @@ from celery_anarchon.options import (
     check_job_options,
     scheduler_settings,
 )
-from celery_anarchon.schedules import at, cron, every, kind_of
+from celery_anarchon.ownschedules import at, cron, every
+from celery_anarchon.schedules import kind_of
 from celery_anarchon.wanted import AgedDefaults, ClaimDefaults, DefaultOptions, Duration
 
 if TYPE_CHECKING:

@@ -31,8 +31,9 @@ from celery_anarchon.options import (
     nearest,
     scheduler_settings,
 )
+from celery_anarchon.ownschedules import cron
 from celery_anarchon.pace import check_pace
-from celery_anarchon.schedules import cron, kind_of, timetable_by_class, timetable_of
+from celery_anarchon.schedules import kind_of, timetable_by_class, timetable_of
 from celery_anarchon.timetable import Chain
 from celery_anarchon.zonedata import packaged
 

@@ -1,17 +1,16 @@
-"""Celery's schedules as timetables, and schedules of our own for Celery.
+"""Celery's schedules as timetables.
 
-Belongs here: :func:`timetable_of`, what it refuses and why; :func:`register_timetable`; :class:`every`, :class:`cron`
-and :class:`at`, which are valid in any ``beat_schedule`` and keep their slots under stock beat too. Does not belong
-here: what a slot is (:mod:`celery_anarchon.timetable`), and how a class is replayed (:mod:`celery_anarchon.replay`).
+Belongs here: :func:`timetable_of`, what it refuses and why; :func:`register_timetable`. Does not belong here: schedules
+of our own (:mod:`celery_anarchon.ownschedules`), what a slot is (:mod:`celery_anarchon.timetable`), and how a class is
+replayed (:mod:`celery_anarchon.replay`).
 """
 
 from __future__ import annotations
 
 import binascii
-import contextlib
 import logging
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
@@ -24,6 +23,7 @@ from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.model import Millis
 from celery_anarchon.options import Kind
+from celery_anarchon.ownschedules import at, cron, every
 from celery_anarchon.replay import Replay, Successor, key_of, why_not
 from celery_anarchon.rruletable import RRule, is_fixed
 from celery_anarchon.solar import Solar
@@ -38,17 +38,10 @@ from celery_anarchon.timetable import (
     zone_of,
 )
 
-__all__ = ["at", "cron", "every", "kind_of", "register_timetable", "timetable_of"]
+__all__ = ["kind_of", "register_timetable", "timetable_of"]
 
 logger = logging.getLogger("celery_anarchon.beat")
 
-NEVER = 100 * 366 * 86_400.0
-"""Seconds that stock beat is told to wait when there is no next slot: a number, because it computes with it, and so
-long that the entry never comes to the top of beat's heap."""
-
-_MS = timedelta(milliseconds=1)
-_FIXED_UTC = timezone.utc
-_EPOCH = datetime(1970, 1, 1, tzinfo=_FIXED_UTC)
 _UTC = ZoneInfo("UTC")
 _EVERY_MINUTE, _EVERY_HOUR, _EVERY_DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
@@ -60,141 +53,6 @@ _CLOCKED = ("django_celery_beat.clockedschedule", "clocked")
 _RRULE = ("redbeat.schedules", "rrule")
 
 _registered: dict[type, Callable[[Any], Timetable]] = {}
-
-
-# --- schedules of our own ---------------------------------------------------------------------------------------------
-
-
-class _TimetableSchedule(stock.BaseSchedule):  # type: ignore[misc]
-    """A schedule whose answers under stock beat come from its timetable."""
-
-    def timetable(self) -> Timetable:
-        """As stock beat sees it: the zone, where one is needed, is the app's."""
-        raise NotImplementedError
-
-    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
-        """``(due, seconds)``: due once the first slot after *last_run_at* has come; then look again after *seconds*."""
-        timetable = self.timetable()
-        now = _millis(self.now())
-        slot = timetable.next(_millis(last_run_at))
-        due = slot is not None and slot <= now
-        coming = timetable.next(now) if due else slot
-        answer: tuple[bool, float] = stock.schedstate(due, NEVER if coming is None else (coming - now) / 1000)
-        return answer
-
-    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
-        """Time from now to the first slot after *last_run_at*: below zero if overdue, very long if there is none."""
-        slot = self.timetable().next(_millis(last_run_at))
-        return timedelta(seconds=NEVER) if slot is None else (slot - _millis(self.now())) * _MS
-
-    def _definition(self) -> tuple[Any, ...]:
-        raise NotImplementedError
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is type(self):
-            return self._definition() == other._definition()
-        return NotImplemented
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The app and what was read from it stay behind, as with stock schedules: beat sets its own on what it loads.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_app", "tz", "utc_enabled")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _app=None)
-
-
-class every(_TimetableSchedule):
-    """Every *interval*, on a grid from 1970-01-01T00:00Z that is the same on all hosts and after every restart.
-
-    :param interval: seconds, a timedelta, or text such as ``"90s"``, ``"30m"``, ``"1h30m"``, ``"1d"``; at least 0.1 s.
-    :param offset: a duration that shifts the grid, or ``"auto"``: by a hash of the job's name, to spread jobs. Stock
-        beat tells a schedule no name, so there ``"auto"`` shifts nothing.
-    :raises ConfigurationError: no such interval or offset.
-    """
-
-    def __init__(
-        self, interval: float | timedelta | str, *, offset: float | timedelta | str | Literal["auto"] = 0
-    ) -> None:
-        self.every_ms = parse_duration(interval, "every(): interval", negative=True)
-        self.offset: Millis | Literal["auto"]
-        self.offset = "auto" if offset == "auto" else parse_duration(offset, "every(): offset", negative=True)
-        with named("every()"):
-            Interval(self.every_ms)
-        super().__init__()
-
-    def timetable(self) -> Interval:
-        return Interval(self.every_ms, 0 if self.offset == "auto" else self.offset)
-
-    def _definition(self) -> tuple[Any, ...]:
-        return self.every_ms, self.offset
-
-    def __repr__(self) -> str:
-        offset = "" if self.offset == 0 else f", offset={_seconds(self.offset)!r}"
-        return f"every({_seconds(self.every_ms)!r}{offset})"
-
-
-class cron(_TimetableSchedule):
-    """Cron text, by crontab(5)'s day rule; see :func:`celery_anarchon.timetable.cron_from_text`.
-
-    :param text: five fields, or an alias such as ``@daily``.
-    :param timezone: name of the zone (or a tzinfo with a name) that the text is meant in; None: the app's.
-    :param seconds: allow a 6th field, seconds, and a 7th, year.
-    :raises ConfigurationError: the text or the zone is wrong.
-    """
-
-    def __init__(self, text: str, *, timezone: str | tzinfo | None = None, seconds: bool = False) -> None:
-        with named("cron()"):
-            self.zone = None if timezone is None else named_zone(timezone)
-            self._fields = cron_from_text(text, self.zone or _UTC, seconds=seconds).fields.text
-        self.text = text
-        self.seconds = bool(seconds)
-        super().__init__()
-
-    def timetable(self) -> Timetable:
-        return cron_from_text(self.text, self.zone or app_zone(self.app), seconds=self.seconds)
-
-    def _definition(self) -> tuple[Any, ...]:
-        return self._fields, None if self.zone is None else self.zone.key
-
-    def __repr__(self) -> str:
-        zone = "" if self.zone is None else f", timezone={self.zone.key!r}"
-        return f"cron({self.text!r}{zone}{', seconds=True' if self.seconds else ''})"
-
-
-class at(_TimetableSchedule):
-    """Once. An aware datetime is its instant; a naive one is meant in the app's zone: right after a gap that skips it,
-    in the first pass of an hour that is repeated.
-
-    :param when: a datetime, or its ISO text.
-    :raises ConfigurationError: no datetime.
-    """
-
-    def __init__(self, when: datetime | str) -> None:
-        if isinstance(when, str):
-            with contextlib.suppress(ValueError):
-                # Python 3.10 does not read the Z.
-                when = datetime.fromisoformat(when[:-1] + "+00:00" if when[-1:] in ("Z", "z") else when)
-        if not isinstance(when, datetime):
-            raise ConfigurationError(f"at(): write a datetime or its ISO text, such as 2026-03-29T02:30, not {when!r}")
-        self.when = when
-        super().__init__()
-
-    def timetable(self) -> At:
-        return self.timetable_in(_UTC if self._aware else app_zone(self.app))
-
-    def timetable_in(self, zone: ZoneInfo) -> At:
-        """With a naive datetime meant in *zone*."""
-        return At(at_instant(self.when, zone))
-
-    @property
-    def _aware(self) -> bool:
-        return self.when.utcoffset() is not None
-
-    def _definition(self) -> tuple[Any, ...]:
-        return self._aware, _millis(self.when) if self._aware else self.when
-
-    def __repr__(self) -> str:
-        return f"at({self.when.isoformat()!r})"
 
 
 _KINDS = (
@@ -504,19 +362,3 @@ def _relative_crontab(run_every: timedelta) -> Any:
     if run_every == _EVERY_MINUTE:
         return stock.crontab()
     return None
-
-
-# --- small helpers ----------------------------------------------------------------------------------------------------
-
-
-def _millis(moment: datetime) -> Millis:
-    """Floored; Celery takes a naive datetime as UTC."""
-    if moment.utcoffset() is None:
-        moment = moment.replace(tzinfo=_FIXED_UTC)
-    return (moment - _EPOCH) // _MS
-
-
-def _seconds(duration: Millis | str) -> float | str:
-    if isinstance(duration, str):
-        return duration
-    return duration // 1000 if duration % 1000 == 0 else duration / 1000

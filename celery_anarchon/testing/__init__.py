@@ -15,7 +15,18 @@ from __future__ import annotations
 import pytest
 
 # Before the modules are imported: their asserts then say both sides.
-for _module in ("harness", "runforms", "claims", "leases", "gates", "holders", "overlaps", "onestep", "runs"):
+for _module in (
+    "harness",
+    "contenders",
+    "runforms",
+    "claims",
+    "leases",
+    "gates",
+    "holders",
+    "overlaps",
+    "onestep",
+    "runs",
+):
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
 from celery_anarchon.testing.claims import CONFORMANCE_VERSION, ClaimSuite  # noqa: E402

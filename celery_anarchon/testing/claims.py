@@ -1,7 +1,7 @@
-"""The claim clauses (C) and the life cycle (X) of every backend. Each docstring names the incident it prevents.
+"""The claim clauses (C) of every backend. Each docstring names the incident it prevents.
 
 Belongs here: what :class:`~celery_anarchon.backends.base.ClaimBackend` promises. Does not belong here: leases
-(:mod:`.leases`), and how a store is reached (:mod:`.harness`).
+(:mod:`.leases`), life and death of a client (:mod:`.lifecycle`), and how a store is reached (:mod:`.harness`).
 """
 
 from __future__ import annotations
@@ -9,26 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from celery_anarchon.backends.base import ClaimBackend, Confirmation, GivenUp, Hold, Outcome
-from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
+from celery_anarchon.backends.base import Confirmation, GivenUp, Hold, Outcome
+from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, RunState
+from celery_anarchon.testing.contenders import race
 from celery_anarchon.testing.harness import (
     BackendHarness,
-    Suite,
     abandon,
     ask,
     claim,
     claim_all,
     confirm,
     give_up,
-    in_child,
-    interrupted,
-    leftovers,
     needs,
-    race,
     raised_by,
     record,
 )
+from celery_anarchon.testing.lifecycle import LifeSuite
 
 CONFORMANCE_VERSION = 1
 """Grows with the clauses. A new one warns for one minor release before it fails."""
@@ -82,23 +79,13 @@ def wrong(answers: Sequence[object], expected: Sequence[object]) -> list[tuple[i
     return [(place, answer, right) for place, (answer, right) in pairs if answer != right][:10]
 
 
-class ClaimSuite(Suite):
+class ClaimSuite(LifeSuite):
     """Inherit it, or :class:`~celery_anarchon.testing.leases.LeaseSuite`, and name the ``harness_class``."""
 
     race_threads: ClassVar[int] = 50
     race_slots: ClassVar[int] = 60
     race_processes: ClassVar[tuple[int, int]] = (10, 5)
     """Processes, and threads in each."""
-    patience: ClassVar[float] = 30
-    """Seconds after which a call that should be over is said to hang."""
-
-    def base(self, client: ClaimBackend) -> Millis:
-        """A slot that is an hour old, or as old as half of what the store remembers."""
-        return client.now() - min(3_600_000, (client.traits.horizon or 7_200_000) // 2)
-
-    def to_its_owner(self, harness: BackendHarness) -> Answer:
-        """What an owner that asks again is told, as long as it has not ended its claim."""
-        return WON if harness.traits.knows_owner else TAKEN
 
     # --- C1 .. C6: who wins -------------------------------------------------------------------------------------------
 
@@ -516,63 +503,3 @@ class ClaimSuite(Suite):
         assert claim(client, "job", slot, "b") is TOO_OLD
         assert seen <= {TAKEN, TOO_OLD}
         assert claim(client, "job", slot + 1, "b") is TOO_OLD, "an open slot that nobody can vouch for"
-
-    # --- X: life cycle ------------------------------------------------------------------------------------------------
-
-    def test_X1_nothing_is_left_after_close(self, harness: BackendHarness) -> None:
-        """Each reload of a beat leaves a thread and a socket, until the server refuses connections."""
-        harness.connect().close()
-        before = leftovers()
-        client = harness.connect()
-        client.open(harness.app_name)
-        slot = self.base(client)
-        assert claim(client, "job", slot, "a") is WON
-        client.close()
-        client.close()
-        assert leftovers() == before
-        client.open(harness.app_name)
-        assert claim(client, "job", slot, "a") is self.to_its_owner(harness)
-        client.close()
-        assert leftovers() == before
-
-    @needs("processes")
-    def test_X2_a_client_works_after_a_fork(self, harness: BackendHarness) -> None:
-        """A beat inside a worker is a fork: with the parent's socket or thread it hangs, or reads its replies."""
-        client = harness.connect()
-        slot = self.base(client)
-        assert claim(client, "job", slot, "parent") is WON
-        requests = [ask("job", slot, "child"), ask("job", slot + 1, "child")]
-        assert in_child(lambda: claim_all(client, requests), self.patience) == [TAKEN, WON]
-        asked = [ask("job", slot, "parent"), ask("job", slot + 1, "parent")]
-        assert claim_all(client, asked) == [self.to_its_owner(harness), TAKEN]
-
-    def test_X3_close_in_the_middle_of_a_call(self, harness: BackendHarness) -> None:
-        """SIGTERM comes during a claim: its handler waits for the lock that the interrupted call holds, for ever; or
-        the slot that was being claimed is left to its lease."""
-        client = harness.connect()
-        base = self.base(client)
-        requests = [ask("job", base + number, "a") for number in range(3)]
-        assert interrupted(lambda: claim_all(client, requests), client.close, self.patience) == [WON] * 3
-        assert interrupted(lambda: confirm(client, "job", base, "a"), client.close, self.patience)
-        assert claim_all(harness.connect(), [ask("job", base + n, "b") for n in range(3)]) == [TAKEN] * 3
-        assert claim(client, "job", base + 1, "a") is self.to_its_owner(harness)
-        client.close()
-
-    def test_X4_another_app_is_refused(self, harness: BackendHarness) -> None:
-        """Two services with one store and one namespace: each claims, and then drops, the other's slots."""
-        client = harness.connect()
-        slot = self.base(client)
-        assert claim(client, "job", slot, "a") is WON
-        error = raised_by(harness.connect_spec("billing"))
-        assert isinstance(error, LayoutMismatch), f"{error!r} instead of LayoutMismatch"
-        assert "billing" in str(error) and harness.app_name in str(error), f"{error}: does not name both apps"
-        assert harness.namespace in str(error)
-        assert claim(harness.connect(), "job", slot, "b") is TAKEN
-
-    def test_X4_a_newer_layout_is_refused(self, harness: BackendHarness) -> None:
-        """A rollback of the deploy reads records that it does not understand, and writes them back without the rest."""
-        harness.connect()
-        harness.raw_forge_layout(99)
-        error = raised_by(harness.connect_spec())
-        assert isinstance(error, LayoutMismatch), f"{error!r} instead of LayoutMismatch"
-        assert "99" in str(error) and isinstance(error, ConfigurationError)

@@ -19,7 +19,8 @@ from celery_anarchon.backends import backend_from_url, libsql
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis
-from celery_anarchon.testing.harness import ask, claim, claim_all, in_child, raised_by
+from celery_anarchon.testing.contenders import in_child
+from celery_anarchon.testing.harness import ask, claim, claim_all, raised_by
 
 WON, TAKEN = Answer.WON, Answer.TAKEN
 

@@ -22,7 +22,8 @@ from celery_anarchon.backends import backend_from_url, pgconnections, postgres
 from celery_anarchon.backends.base import Keep, Takeover
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis
-from celery_anarchon.testing.harness import ask, claim, claim_all, confirm, quiet_fork, raised_by
+from celery_anarchon.testing.contenders import quiet_fork
+from celery_anarchon.testing.harness import ask, claim, claim_all, confirm, raised_by
 
 WON, TAKEN = Answer.WON, Answer.TAKEN
 

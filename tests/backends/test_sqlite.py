@@ -27,7 +27,8 @@ from celery_anarchon.backends.base import Beat, ClaimRequest, Confirmation, Give
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, RunState
-from celery_anarchon.testing.harness import ask, claim, claim_all, confirm, in_child, leftovers, quiet_fork, raised_by
+from celery_anarchon.testing.contenders import in_child, leftovers, quiet_fork
+from celery_anarchon.testing.harness import ask, claim, claim_all, confirm, raised_by
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.testing import RunSuite
-from celery_anarchon.testing.harness import race
+from celery_anarchon.testing.contenders import race
 
 
 class TestSqlite(RunSuite):

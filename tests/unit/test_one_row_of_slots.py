@@ -14,7 +14,7 @@ from celery import Celery
 from celery.schedules import crontab, schedule, solar
 
 from celery_anarchon.entries import jobs_of
-from celery_anarchon.schedules import cron, every
+from celery_anarchon.ownschedules import cron, every
 from celery_anarchon.wire import parse_time, time_text
 
 BEGIN, END = parse_time("2026-01-01T00:00Z"), parse_time("2027-01-01T00:00Z")

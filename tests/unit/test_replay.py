@@ -22,8 +22,9 @@ from support.engine import START, World, job
 from celery_anarchon import replay, schedules
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.options import Kind
+from celery_anarchon.ownschedules import every
 from celery_anarchon.replay import Replay, Successor, TooManyLooks, key_of, read_answer, why_not
-from celery_anarchon.schedules import every, kind_of, register_timetable, timetable_of
+from celery_anarchon.schedules import kind_of, register_timetable, timetable_of
 from celery_anarchon.timetable import Interval, cron_from_text
 from celery_anarchon.wire import parse_time, time_text
 

@@ -24,7 +24,8 @@ from dateutil import tz as dateutil_tz
 
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.options import Kind
-from celery_anarchon.schedules import at, cron, every, kind_of, timetable_of
+from celery_anarchon.ownschedules import at, cron, every
+from celery_anarchon.schedules import kind_of, timetable_of
 from celery_anarchon.solar import Solar
 from celery_anarchon.timetable import At, Cron, Interval, cron_from_text
 

@@ -14,7 +14,8 @@ from celery import Celery
 from celery.schedules import crontab, solar
 
 from celery_anarchon.oracle import expected_cron, expected_interval
-from celery_anarchon.schedules import at, cron, every, timetable_of
+from celery_anarchon.ownschedules import at, cron, every
+from celery_anarchon.schedules import timetable_of
 from celery_anarchon.timetable import Timetable
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent.parent / "data" / "slot_cases.json").read_text())

@@ -1,0 +1,237 @@
+"""Many that want the same at the same moment, children of a fork, calls that are interrupted: what clauses need of the
+machine they run on. Knows no clause and no store.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from celery_anarchon.backends.base import ClaimBackend
+from celery_anarchon.model import Answer, Millis
+from celery_anarchon.testing.harness import BackendHarness, ask, claim_all
+
+_T = TypeVar("_T")
+
+
+# --- races ------------------------------------------------------------------------------------------------------------
+
+_BLOCK = 10
+"""A barrier every so many slots keeps all contenders on the same ones."""
+
+
+def race(
+    harness: BackendHarness,
+    job: str,
+    slots: Sequence[Millis],
+    *,
+    processes: int,
+    threads: int,
+    batched: bool = False,
+    patience: float = 120,
+) -> dict[Millis, list[str]]:
+    """Let *processes* x *threads* clients, each its own owner, claim the same slots; who was told WON, slot by slot.
+
+    One process: this one. *batched*: a whole block in one call, each contender in an order of its own.
+    """
+    winners: dict[Millis, list[str]] = {slot: [] for slot in slots}
+    if processes == 1:
+        specs = [harness.connect_spec() for _ in range(threads)]
+        results = _contend(specs, job, slots, threading.Barrier(threads, timeout=patience), "0", batched)
+    else:
+        results = _contend_in_processes(harness, job, slots, processes, threads, batched, patience)
+    for owner, slot in results:
+        winners[slot].append(owner)
+    return winners
+
+
+def _contend(
+    specs: Sequence[Callable[[], ClaimBackend]],
+    job: str,
+    slots: Sequence[Millis],
+    barrier: Any,
+    label: str,
+    batched: bool,
+) -> list[tuple[str, Millis]]:
+    """One thread for each spec. Every failure of a contender is raised."""
+    won: list[tuple[str, Millis]] = []
+    failures: list[BaseException] = []
+
+    def contender(number: int) -> None:
+        owner = f"{label}-{number}-{uuid.uuid4().hex}"
+        try:
+            client = specs[number]()
+            for start in range(0, len(slots), _BLOCK):
+                block = list(slots[start : start + _BLOCK])
+                if batched:
+                    turn = number % len(block)
+                    block = block[turn:] + block[:turn]
+                barrier.wait()
+                for part in [block] if batched else [[slot] for slot in block]:
+                    answers = claim_all(client, [ask(job, slot, owner) for slot in part])
+                    won.extend(
+                        (owner, slot) for slot, answer in zip(part, answers, strict=True) if answer is Answer.WON
+                    )
+            client.close()
+        except BaseException as error:
+            failures.append(error)
+            barrier.abort()
+
+    interval = sys.getswitchinterval()
+    # Threads of one process change places often, or a gap between reading and writing is never hit.
+    sys.setswitchinterval(1e-5)
+    try:
+        crowd = [threading.Thread(target=contender, args=(number,), daemon=True) for number in range(len(specs))]
+        for thread in crowd:
+            thread.start()
+        for thread in crowd:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    if failures:
+        raise next((error for error in failures if not isinstance(error, threading.BrokenBarrierError)), failures[0])
+    return won
+
+
+def _contend_in_processes(
+    harness: BackendHarness,
+    job: str,
+    slots: Sequence[Millis],
+    processes: int,
+    threads: int,
+    batched: bool,
+    patience: float,
+) -> list[tuple[str, Millis]]:
+    context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    barrier = context.Barrier(processes * threads, timeout=patience)
+    results = context.SimpleQueue()
+    crowd = []
+    for number in range(processes):
+        arguments = (harness.connect_spec(), threads, job, list(slots), barrier, str(number), batched, results)
+        crowd.append(context.Process(target=_contend_there, args=arguments, daemon=True))
+    with quiet_fork():
+        for process in crowd:
+            process.start()
+    won: list[tuple[str, Millis]] = []
+    try:
+        for _ in crowd:
+            if not results._reader.poll(patience):
+                pytest.fail(f"contenders in other processes said nothing for {patience} s")
+            outcome = results.get()
+            assert not isinstance(outcome, str), f"a contender in another process failed: {outcome}"
+            won += outcome
+    finally:
+        for process in crowd:
+            # All have answered, or something is wrong already.
+            process.join(1)
+            process.kill()
+            process.join()
+            process.close()
+        results.close()
+    return won
+
+
+def _contend_there(
+    spec: Callable[[], ClaimBackend],
+    threads: int,
+    job: str,
+    slots: Any,
+    barrier: Any,
+    label: str,
+    batched: bool,
+    results: Any,
+) -> None:
+    try:
+        results.put(_contend([spec] * threads, job, slots, barrier, label, batched))
+    except BaseException as error:
+        results.put(f"{type(error).__name__}: {error}")
+
+
+# --- processes, signals, leftovers ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def quiet_fork() -> Iterator[None]:
+    """Python warns of a fork beside threads; those of a test runner only wait."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def in_child(function: Callable[[], _T], patience: float = 30) -> _T:
+    """What *function* returns in a fork of this process; fails when it raises, dies or hangs."""
+    reader, writer = os.pipe()
+    with quiet_fork():
+        child = os.fork()
+    if child == 0:
+        try:
+            result = True, function()
+        except BaseException as error:
+            result = False, f"{type(error).__name__}: {error}"  # type: ignore[assignment]
+        os.write(writer, pickle.dumps(result))
+        os._exit(0)
+    os.close(writer)
+    try:
+        if not select.select([reader], [], [], patience)[0]:
+            pytest.fail(f"in a child process it hangs: nothing for {patience} s")
+        data = os.read(reader, 1 << 20)
+        assert data, "the child process died without a word"
+        well, value = pickle.loads(data)
+        assert well, f"in a child process: {value}"
+        result_: _T = value
+        return result_
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+
+
+def interrupted(call: Callable[[], _T], interrupt: Callable[[], None], patience: float = 30) -> _T:
+    """What *call* returns when *interrupt* runs at each line of it, in its own thread, as a signal handler would."""
+    results: list[_T] = []
+    failures: list[BaseException] = []
+
+    def tracer(frame: Any, event: str, argument: Any) -> Any:
+        interrupt()
+        return tracer
+
+    def run() -> None:
+        before = sys.gettrace()
+        sys.settrace(tracer)
+        try:
+            results.append(call())
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            sys.settrace(before)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(patience)
+    if thread.is_alive():
+        pytest.fail(f"the call and its interruption wait for each other: nothing for {patience} s")
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+def leftovers() -> dict[str, int]:
+    """How many threads live and, where the system tells, how many files and sockets are open."""
+    gc.collect()
+    counts = {"threads": threading.active_count()}
+    if os.path.isdir("/proc/self/fd"):
+        counts["open files"] = len(os.listdir("/proc/self/fd"))
+    return counts
