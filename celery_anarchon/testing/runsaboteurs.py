@@ -16,19 +16,46 @@ from celery_anarchon.backends.base import ClaimRequest, ClaimResult, Confirmatio
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.memorystore import Record
 from celery_anarchon.backends.runs import (
-    RELEASED,
-    GiveBack,
     LapsedEnd,
-    NextTry,
-    RunHold,
-    Settlement,
     Start,
     StartResult,
     Unstarted,
     Waiting,
     Worker,
 )
-from celery_anarchon.model import Answer, GateAnswer, Millis, Overlap, Run, RunState
+from celery_anarchon.model import Answer, Millis, Run, RunState
+from celery_anarchon.testing.gatesaboteurs import (
+    AnswersWithTheMessage,
+    LooksThenStarts,
+    OverlapsTheUnguarded,
+    OverlapsTheUnknown,
+    RefusesTheDispatched,
+    RefusesTheUnknown,
+    StartsAsTheSameAttempt,
+    StartsCopies,
+    StartsOnce,
+    StartsTheConfirmedOnly,
+    StartsWhatIsStale,
+    StartsWhatWasDropped,
+    StartsWhatWasGivenUp,
+    StartsWithoutACap,
+    WaitsForTheLastTry,
+)
+from celery_anarchon.testing.holdersaboteurs import (
+    ConfirmsWhatRuns,
+    GivesBackAsQueued,
+    GivesBackAStaleRetry,
+    GivesBackWhatHasBegun,
+    IsAsLateAsItsLastAttempt,
+    ReleasesAndKeeps,
+    ReleasesToTheLease,
+    RenewsForAnybody,
+    RenewsWhatIsNotOverOnly,
+    RetriesForEver,
+    RetriesOfAnyTry,
+    SettlesForAnybody,
+    SettlesOnce,
+)
 
 QUEUED, RUNNING, RETRYING = RunState.QUEUED, RunState.RUNNING, RunState.RETRYING
 
@@ -206,287 +233,6 @@ class MisfiresWhatHasRun(MemoryBackend):
         done = super()._give_up(space, now, replace(ending, state=RunState.NOT_SENT))
         if done:
             space.find(ending.job, ending.slot).state = RunState.MISFIRE
-        return done
-
-
-class StartsOnce(MemoryBackend):
-    """W6: a start asked again is a duplicate."""
-
-    def _start(self, space: Any, now: Millis, start: Start) -> StartResult:
-        record = space.find(start.job, start.slot)
-        if record is not None and record.state is RUNNING and record.token == start.token:
-            start = replace(start, token=f"{start.token} again")
-        return super()._start(space, now, start)
-
-
-class AnswersWithTheMessage(MemoryBackend):
-    """W6: a start asked again is answered with the attempt that its message says."""
-
-    def _start(self, space: Any, now: Millis, start: Start) -> StartResult:
-        record = space.find(start.job, start.slot)
-        again = record is not None and record.state is RUNNING and record.token == start.token
-        result = super()._start(space, now, start)
-        return replace(result, attempt=start.attempt) if again else result
-
-
-class StartsWhatWasDropped(MemoryBackend):
-    """W7: what was trimmed from the history counts as unknown."""
-
-    def _start(self, space: Any, now: Millis, start: Start) -> StartResult:
-        floor = space.floors.pop(start.job, None)
-        try:
-            return super()._start(space, now, start)
-        finally:
-            if floor is not None:
-                space.floors[start.job] = floor
-
-
-class StartsWhatWasGivenUp(MemoryBackend):
-    """W7: a message that comes after its run was lost in the queue still starts it."""
-
-    def _start(self, space: Any, now: Millis, start: Start) -> StartResult:
-        record = space.find(start.job, start.slot)
-        if record is not None and record.state is RunState.LOST_IN_QUEUE:
-            record.state = QUEUED
-        return super()._start(space, now, start)
-
-
-class RefusesTheUnknown(MemoryBackend):
-    """W8: without a record there is no run."""
-
-    def _start(self, space: Any, now: Millis, start: Start) -> StartResult:
-        if space.find(start.job, start.slot) is None and not space.below_floor(start.job, start.slot):
-            return StartResult(GateAnswer.SETTLED)
-        return super()._start(space, now, start)
-
-
-class OverlapsTheUnknown(MemoryBackend):
-    """W8: without a record nobody looks at overlap."""
-
-    def _start(self, space: Any, now: Millis, start: Start) -> StartResult:
-        if space.find(start.job, start.slot) is None:
-            start = replace(start, terms=replace(start.terms, overlap=Overlap.ALLOW))
-        return super()._start(space, now, start)
-
-
-class StartsWhatIsStale(MemoryBackend):
-    """W9: the attempt of a message is not looked at."""
-
-    def _start(self, space: Any, now: Millis, start: Start) -> StartResult:
-        record = space.find(start.job, start.slot)
-        if record is not None:
-            start = replace(start, attempt=max(start.attempt, record.attempt))
-        return super()._start(space, now, start)
-
-
-class StartsTheConfirmedOnly(MemoryBackend):
-    """W10: what is only claimed was not sent, as far as the store knows."""
-
-    def _start(self, space: Any, now: Millis, start: Start) -> StartResult:
-        record = space.find(start.job, start.slot)
-        if record is not None and record.state is RunState.CLAIMED and record.attempt <= start.attempt:
-            return StartResult(GateAnswer.DUPLICATE)
-        return super()._start(space, now, start)
-
-
-class RefusesTheDispatched(MemoryBackend):
-    """W10: dispatched is an end."""
-
-    def _start(self, space: Any, now: Millis, start: Start) -> StartResult:
-        record = space.find(start.job, start.slot)
-        if record is not None and record.state is RunState.DISPATCHED:
-            return StartResult(GateAnswer.SETTLED)
-        return super()._start(space, now, start)
-
-
-class OverlapsTheUnguarded(MemoryBackend):
-    """W10: one that was given up as dispatched starts, whatever was sent after it."""
-
-    def _start(self, space: Any, now: Millis, start: Start) -> StartResult:
-        record = space.find(start.job, start.slot)
-        if record is not None and record.state is RunState.DISPATCHED:
-            start = replace(start, terms=replace(start.terms, overlap=Overlap.ALLOW))
-        return super()._start(space, now, start)
-
-
-class WaitsForTheLastTry(MemoryBackend):
-    """W11: while a try runs, the next one is a copy of it."""
-
-    @staticmethod
-    def _judge(record: Record, now: Millis, start: Start) -> GateAnswer:
-        another = record.state is RUNNING and record.token != start.token and start.retries > record.retries
-        answer = MemoryBackend._judge(record, now, start)
-        return GateAnswer.DUPLICATE if another and answer is GateAnswer.START else answer
-
-
-class StartsCopies(MemoryBackend):
-    """W12: whoever has the message may run it."""
-
-    @staticmethod
-    def _judge(record: Record, now: Millis, start: Start) -> GateAnswer:
-        answer = MemoryBackend._judge(record, now, start)
-        return GateAnswer.START if answer is GateAnswer.DUPLICATE else answer
-
-
-class LooksThenStarts(MemoryBackend):
-    """W12: judges, and writes in a second step."""
-
-    def _judge(self, record: Record, now: Millis, start: Start) -> GateAnswer:  # type: ignore[override]
-        answer = MemoryBackend._judge(record, now, start)
-        threading.Event().wait(1e-3)
-        return answer
-
-    @contextmanager
-    def _locked(self) -> Iterator[Any]:
-        yield self._store.spaces[self.namespace], self._store.clock.wall()
-
-
-class StartsAsTheSameAttempt(MemoryBackend):
-    """W13: a redelivery after a crash is the attempt that crashed."""
-
-    def _start(self, space: Any, now: Millis, start: Start) -> StartResult:
-        record = space.find(start.job, start.slot)
-        known = None if record is None or record.state is not RUNNING else record.attempt
-        result = super()._start(space, now, start)
-        if known is None or result.answer is not GateAnswer.START:
-            return result
-        record.attempt = known
-        return replace(result, attempt=known)
-
-
-class StartsWithoutACap(MemoryBackend):
-    """W13: the gate counts attempts, and does not look at how many there may be."""
-
-    @staticmethod
-    def _judge(record: Record, now: Millis, start: Start) -> GateAnswer:
-        answer = MemoryBackend._judge(record, now, start)
-        return GateAnswer.START if answer is GateAnswer.USED_UP else answer
-
-
-class RenewsForAnybody(MemoryBackend):
-    """W14: a heartbeat renews the slot for whoever asks."""
-
-    def _heartbeat(self, space: Any, now: Millis, hold: RunHold) -> bool:
-        record = space.find(hold.job, hold.slot)
-        if record is not None and record.state is RUNNING:
-            hold = replace(hold, attempt=record.attempt, retries=record.retries, token=record.token)
-        return super()._heartbeat(space, now, hold)
-
-
-class RenewsWhatIsNotOverOnly(MemoryBackend):
-    """W14: a heartbeat that comes late finds its run lost."""
-
-    def _heartbeat(self, space: Any, now: Millis, hold: RunHold) -> bool:
-        record = space.find(hold.job, hold.slot)
-        return record is not None and not record.lapsed(now) and super()._heartbeat(space, now, hold)
-
-
-class SettlesForAnybody(MemoryBackend):
-    """W15: an end is of the slot, whoever says so."""
-
-    def _settle(self, space: Any, now: Millis, settlement: Settlement) -> bool:
-        record = space.find(settlement.job, settlement.slot)
-        if record is not None and record.state in (RunState.CLAIMED, QUEUED, RUNNING, RETRYING):
-            self._settle_as(space, now, settlement.job, settlement.slot, settlement.state, settlement.reason)
-            return True
-        return super()._settle(space, now, settlement)
-
-
-class SettlesOnce(MemoryBackend):
-    """W15: a settle asked again is refused."""
-
-    def _settle(self, space: Any, now: Millis, settlement: Settlement) -> bool:
-        record = space.find(settlement.job, settlement.slot)
-        return record is not None and record.state is RUNNING and super()._settle(space, now, settlement)
-
-
-class ConfirmsWhatRuns(MemoryBackend):
-    """W16: a confirm writes "queued", whatever the record says."""
-
-    def _confirm(self, space: Any, now: Millis, confirmation: Confirmation) -> bool:
-        record = space.find(confirmation.job, confirmation.slot)
-        if record is not None and record.state in (RUNNING, RETRYING):
-            space.put(confirmation.job, confirmation.slot, record, QUEUED, now + record.terms.queue_timeout)
-            return True
-        return super()._confirm(space, now, confirmation)
-
-
-class IsAsLateAsItsLastAttempt(MemoryBackend):
-    """W25: the second attempt of a run that was on time looks like a late dispatch."""
-
-    def _confirm(self, space: Any, now: Millis, confirmation: Confirmation) -> bool:
-        record = space.find(confirmation.job, confirmation.slot)
-        if record is not None and record.held_by(confirmation):
-            record.sent_at = None
-        return super()._confirm(space, now, confirmation)
-
-
-class RetriesOfAnyTry(MemoryBackend):
-    """W17: which try it was that will be made again is not looked at."""
-
-    def _retrying(self, space: Any, now: Millis, a_try: NextTry) -> bool:
-        record = space.find(a_try.job, a_try.slot)
-        if record is not None and record.attempt == a_try.attempt:
-            a_try = replace(a_try, retries=record.retries, token=record.token)
-        return super()._retrying(space, now, a_try)
-
-
-class RetriesForEver(MemoryBackend):
-    """W17: the queue limit is for what is queued only."""
-
-    def _retrying(self, space: Any, now: Millis, a_try: NextTry) -> bool:
-        return super()._retrying(space, now, replace(a_try, delay=10**9))
-
-
-class GivesBackAsQueued(MemoryBackend):
-    """W18: a start that is given back is queued, whatever it was before."""
-
-    def _give_back(self, space: Any, now: Millis, back: GiveBack) -> bool:
-        done = super()._give_back(space, now, back)
-        if done:
-            record = space.find(back.job, back.slot)
-            record.retries = 0
-            space.put(back.job, back.slot, record, QUEUED, now + record.terms.queue_timeout)
-        return done
-
-
-class GivesBackAStaleRetry(MemoryBackend):
-    """W18: a retry that was granted a higher attempt is given back as a retry."""
-
-    def _give_back(self, space: Any, now: Millis, back: GiveBack) -> bool:
-        return super()._give_back(space, now, replace(back, message_attempt=back.attempt) if back.retries else back)
-
-
-class GivesBackWhatHasBegun(MemoryBackend):
-    """W18: what the holder has just reported as retrying, it may still give back."""
-
-    def _give_back(self, space: Any, now: Millis, back: GiveBack) -> bool:
-        record = space.find(back.job, back.slot)
-        return super()._give_back(space, now, back) or (
-            record is not None and record.state is RETRYING and record.run_ended_by(back)
-        )
-
-
-class ReleasesToTheLease(MemoryBackend):
-    """W19: the run of a worker that stops waits for its lease."""
-
-    @staticmethod
-    def _release(space: Any, now: Millis, hold: RunHold) -> bool:
-        record = space.find(hold.job, hold.slot)
-        if record is None or not record.run_by(hold):
-            return False
-        record.token, record.reason = None, RELEASED
-        return True
-
-
-class ReleasesAndKeeps(MemoryBackend):
-    """W19: who released a run still holds it."""
-
-    @staticmethod
-    def _release(space: Any, now: Millis, hold: RunHold) -> bool:
-        done = MemoryBackend._release(space, now, hold)
-        if done:
-            space.find(hold.job, hold.slot).token = hold.token
         return done
 
 
