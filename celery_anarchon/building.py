@@ -96,12 +96,15 @@ class CeleryBuilder:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def takes(self, job: Job) -> bool:
+        if self.app.conf.task_always_eager:
+            return False
+        if self.templates.find(job) is not None:
+            # Of what is left to others there is none.
+            return True
         entry: ScheduleEntry = job.payload
         if entry.task in CANVAS or _GOES_ITS_OWN_WAY & set(entry.options or ()):
             return False
         if any(isinstance(value, BeatLazyFunc) for value in (*(entry.args or ()), *(entry.kwargs or {}).values())):
-            return False
-        if self.app.conf.task_always_eager:
             return False
         task = self.app.tasks.get(entry.task)
         return task is None or (type(task).apply_async is Task.apply_async and "apply_async" not in vars(task))

@@ -71,7 +71,9 @@ class Claiming:
         messages = self._one_step.messages([Ask(want.watched.job, want.slot, 1, want.due) for want in batch])
         lease_over = self._clock.monotonic() + self._settings.lease / 1000
         won: list[Won] = []
-        for want, message, result in zip(batch, messages, self._answers(batch, messages), strict=True):
+        answers = self._answers(batch, messages)
+        self._one_step.was_taken(sum(result.answer is Answer.TAKEN for result in answers), len(answers))
+        for want, message, result in zip(batch, messages, answers, strict=True):
             job, answer = want.watched.job, result.answer
             self._fanout.emit(events.Claimed(job=job.name, slot=want.slot, answer=answer))
             if answer is Answer.UNKNOWN:

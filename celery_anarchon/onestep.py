@@ -68,6 +68,7 @@ class OneStep:
         """Why it is off; empty: that is not known yet."""
         self._never_on = bool(self.reason)
         self._look_at = clock.monotonic()
+        self._others_are_faster = False
 
     @property
     def store(self) -> OneStepBackend:
@@ -144,11 +145,19 @@ class OneStep:
 
     def _leave_out_closed(self, asks: Sequence[Ask], takes: list[bool]) -> None:
         """A message that another beat has sent by now would be made in vain, and its signals would lie."""
-        dear = [number for number, ask in enumerate(asks) if takes[number] and not self.builder.is_cheap(ask.job)]
-        if dear:
-            places = [(asks[number].job.name, asks[number].slot) for number in dear]
-            for number, is_open in zip(dear, self.store.open_slots(places, self._owner), strict=True):
+        looked_at = [
+            number
+            for number, ask in enumerate(asks)
+            if takes[number] and (self._others_are_faster or not self.builder.is_cheap(ask.job))
+        ]
+        if looked_at:
+            places = [(asks[number].job.name, asks[number].slot) for number in looked_at]
+            for number, is_open in zip(looked_at, self.store.open_slots(places, self._owner), strict=True):
                 takes[number] = is_open
+
+    def was_taken(self, taken: int, asked: int) -> None:
+        """So many slots of a batch were another beat's already: then looking first costs less than most messages."""
+        self._others_are_faster = taken * 4 >= asked
 
     @property
     def builder(self) -> Builder:

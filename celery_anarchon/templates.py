@@ -78,7 +78,7 @@ class Templates:
     def find(self, job: Job) -> _Template | None:
         """The template of *job* as it is now."""
         found = self._known.get(job.name)
-        if found is None or any(signal.receivers for signal in _LISTENED_TO):
+        if found is None or _is_listened_to():
             return None
         if found.job is not job or found.given != _given(job):
             del self._known[job.name]
@@ -119,7 +119,7 @@ class Templates:
         amqp, entry = self._app.amqp, job.payload
         task = self._app.tasks.get(entry.task)
         return (
-            not any(signal.receivers for signal in _LISTENED_TO)
+            not _is_listened_to()
             and type(amqp) is AMQP
             and type(amqp.router) is Router
             and all(type(route) is MapRoute for route in amqp.router.routes)
@@ -128,6 +128,11 @@ class Templates:
             and (task is None or type(task)._get_exec_options is Task._get_exec_options)
             and all(map(_is_plain, _given(job)))
         )
+
+
+def _is_listened_to() -> bool:
+    before, after, sent = _LISTENED_TO
+    return bool(before.receivers or after.receivers or sent.receivers)
 
 
 def _given(job: Job) -> tuple[Any, Any, Any]:

@@ -44,6 +44,7 @@ def moment(at: Millis) -> datetime:
     return _EPOCH + timedelta(milliseconds=at)
 
 
+@lru_cache(maxsize=1024)
 def time_text(at: Millis) -> str:
     """*at* as ``2026-03-29T01:00:00.000Z``: the one form of a time in headers, JSON and logs."""
     return moment(at).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at % 1000:03d}Z"

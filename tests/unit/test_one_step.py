@@ -117,6 +117,17 @@ def test_where_messages_cost_nothing_nobody_looks_first(world: World) -> None:
     assert "open_slots" not in world.backend().calls
 
 
+def test_where_others_are_faster_it_looks_first_all_the_same(world: World) -> None:
+    jobs = [job(f"job-{n}") for n in range(200)]
+    first, second = Maker(cheap=True), Maker(cheap=True)
+    world.beat("a", *jobs, builder=first)
+    world.beat("b", *jobs, builder=second)
+    world.run(MINUTE)
+    assert len(queue(world)) == len(set(queue(world))) == 200
+    assert len(first.built) == 200
+    assert len(second.built) == world.settings.batch, "of the second batch none"
+
+
 def test_a_beat_in_two_steps_beside_one_in_one(world: World) -> None:
     """A rolling deploy, or two hosts of which one may not run scripts on the queues."""
     jobs = [job(f"job-{n}") for n in range(20)]
