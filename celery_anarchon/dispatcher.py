@@ -357,6 +357,9 @@ class Dispatcher:
     # --- slots given up -----------------------------------------------------------------------------------------------
 
     def _note_given_up(self, job: Job, state: RunState, reason: str, cut: slots.Cut) -> None:
+        if not cut.latest:
+            # Nearly always: this is asked three times for each job that is due.
+            return
         # What may have been won is still to be sent, though the plan has gone on.
         latest = tuple(slot for slot in cut.latest if not self._journal.doubts(job, slot))
         cut = slots.Cut(cut.total - len(cut.latest) + len(latest), latest)

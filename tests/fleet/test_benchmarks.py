@@ -18,7 +18,13 @@ from support.postgres_servers import find_postgres
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 ROWS = {
-    "burst": ["stock tick", "redbeat", "django-celery-beat, SQLite", "ours, plain, 1 beat", "ours, plain, 4 beats"],
+    "burst": [
+        "stock tick",
+        "redbeat",
+        "django-celery-beat, SQLite",
+        "ours, plain, 2 beats",
+        "ours, one step, templates, 2 beats",
+    ],
     "idle": ["ours", "stock", "stock, no file", "stock / ours"],
     "lateness": ["1 jobs every second: ours, 2 beats", "ours, two beats"],
     "claims": ["Redis", "PostgreSQL", "SQLite"],
