@@ -96,11 +96,11 @@ class CeleryBuilder:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def takes(self, job: Job) -> bool:
-        if self.app.conf.task_always_eager:
-            return False
         if self.templates.find(job) is not None:
             # Of what is left to others there is none.
             return True
+        if self.app.conf.task_always_eager:
+            return False
         entry: ScheduleEntry = job.payload
         if entry.task in CANVAS or _GOES_ITS_OWN_WAY & set(entry.options or ()):
             return False

@@ -44,6 +44,7 @@ class CeleryPublisher:
         """How many there have been: another number, another connection."""
         self._connection: Connection | None = None
         self._producer: Any = None
+        self._waits_for_confirms = False
         self.broker_errors: tuple[type[BaseException], ...] = (OperationalError, OSError)
 
     # --- the connection -----------------------------------------------------------------------------------------------
@@ -77,6 +78,8 @@ class CeleryPublisher:
             max_retries=max(1, len(connection.alt or ())), interval_start=0, interval_step=0, timeout=CONNECT_TIMEOUT
         )
         self._producer = self.app.amqp.Producer(connection, auto_declare=False)
+        # Asked once: the answer costs as much as a tenth of a message.
+        self._waits_for_confirms = "confirm_timeout" in inspect.signature(self._producer.publish).parameters
         self.connections += 1
         self._probe(connection)
 
@@ -194,7 +197,7 @@ class CeleryPublisher:
         timeout = dispatch.job.options.timeout
         if timeout is not None:
             options["time_limit"] = timeout / 1000
-        if "confirm_timeout" in inspect.signature(self._producer.publish).parameters:
+        if self._waits_for_confirms:
             options.setdefault("confirm_timeout", ANSWER_TIMEOUT)
         return options
 
