@@ -140,9 +140,9 @@ def gaps(table: Table, server: Any, sizes: SimpleNamespace) -> None:
         for _ in range(sizes.kills):
             with a_fleet(server, scheduler, jobs=1, every=1.0, **settings) as (start, arrivals):
                 first = start("first")
-                arrivals.wait_for(2)
+                arrivals.wait_for(1)
                 start("second").wait_for_log("beat: Starting", ENOUGH)
-                arrivals.wait_for(len(arrivals.seen) + 2)
+                arrivals.wait_for(len(arrivals.seen) + 1)
                 first.kill()
                 before = len(arrivals.seen)
                 arrivals.wait_for(before + 1)
