@@ -194,7 +194,8 @@ def test_every_reason_has_words() -> None:
     written = {
         found
         for file in root.rglob("*.py")
-        if "testing" not in file.parts
+        # Signals have reasons of their own, which no record has.
+        if "testing" not in file.parts and file.name != "signals.py"
         for found in pattern.findall(file.read_text())
     }
     assert written and written <= set(REASONS), written - set(REASONS)
