@@ -328,6 +328,28 @@ def test_a_question_about_a_stream_that_nobody_answers_is_asked_again(
     assert claim(client, "job", client.now(), "a") is Answer.WON
 
 
+def test_a_stream_that_a_server_does_not_know_yet_is_waited_for(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cluster another server may have made it, and this one learns of it a moment later."""
+    ask, made, denied = connection.Line.ask, set(), set()
+
+    async def lagging(line: connection.Line, subject: str, *rest: Any, **more: Any) -> Any:
+        verb, name = subject.split(".")[-2:]
+        if verb == "INFO" and name in made and name not in denied:
+            denied.add(name)
+            raise connection.Refusal({"err_code": 10059, "description": "stream not found"})
+        reply = await ask(line, subject, *rest, **more)
+        if verb == "CREATE":
+            made.add(name)
+        return reply
+
+    monkeypatch.setattr(connection.Line, "ask", lagging)
+    client = connect()
+    assert denied == made and len(made) == 2
+    assert claim(client, "job", client.now(), "a") is Answer.WON
+
+
 def test_a_reader_makes_nothing(server: NatsServer, namespace: str) -> None:
     reader = NatsBackend(server.url, stream=namespace, prefix=f"{namespace}.")
     reader.open("app", create=False)

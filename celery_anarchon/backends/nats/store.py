@@ -166,12 +166,19 @@ class NatsStore(AppendingStore):
             except Refusal as error:
                 if error.number != NAME_IN_USE:
                     raise
-            found = await self._config_of(line, name)
-            if found is None:
-                raise Away(f"stream {name} is not there yet")
+            found = await self._made(line, name)
         self._check(found, wanted, app_name)
         if create and name == self._history:
             await self._raise_size(line, self._size)
+
+    async def _made(self, line: Line, name: str) -> dict[str, Any]:
+        """What a stream is that was just made: a server of a cluster may learn of it a moment later."""
+        deadline = self._clock.monotonic() + CALL_TIMEOUT
+        while (found := await self._config_of(line, name)) is None:
+            if self._clock.monotonic() >= deadline:
+                raise Away(f"stream {name} is not there yet")
+            await asyncio.sleep(0.05)
+        return found
 
     async def _config_of(self, line: Line, name: str) -> dict[str, Any] | None:
         try:
