@@ -9,7 +9,7 @@ from servers import RedisServer
 from support.beats import Beats, until
 from support.clocks import ShiftedClock
 from support.sites import RedisStore
-from support.stage import all_sent_once, settle, wall
+from support.stage import all_sent_once, quiet, settle, wall
 
 from celery_anarchon.model import Millis
 from celery_anarchon.testing.fleet import ManagedProcess
@@ -59,6 +59,7 @@ def test_clocks_three_minutes_apart(redis: RedisServer, tmp_path: Path) -> None:
         for wrong in (ahead, behind):
             wrong.wait_for_log("this beat claims nothing while another one's clock is right")
         # Without a right clock slots go on, by the store's.
+        quiet(fleet)
         right.kill()
         for wrong in (ahead, behind):
             wrong.wait_for_log("slots follow the store's clock")

@@ -94,7 +94,7 @@ def stop(stage: Stage, server: Private, rounds: int) -> list[float]:
         assert "claim and enqueue in one step" in beat.output
         start = start or wall()
         left = 1_000 - wall() % 1_000
-        time.sleep((left + chance.uniform(-20, 60)) / 1000)  # the very thing: any moment around a burst
+        time.sleep(max(0.0, left + chance.uniform(-20, 60)) / 1000)  # the very thing: any moment around a burst
         begun = time.monotonic()
         assert beat.stop() == 0
         took.append(time.monotonic() - begun)

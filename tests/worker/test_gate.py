@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from celery.worker.components import Beat, Pool
 from celery.worker.state import requests
 from support.shop import LEASE, Shop, until
 
@@ -16,6 +17,7 @@ from celery_anarchon.backends.runs import Start
 from celery_anarchon.model import GateAnswer, OnUnknown, Overlap, RunState, Terms
 from celery_anarchon.signals import claim_lost, run_settled
 from celery_anarchon.wire import instant
+from celery_anarchon.worker import GateStep
 
 
 @pytest.fixture(params=["solo", "threads"])
@@ -252,6 +254,15 @@ def test_a_store_that_is_away_while_a_body_runs(shop: Shop) -> None:
         shop.go.set()
         assert shop.app.AsyncResult(task_id).get(timeout=20) is False
         shop.ends("job", slot, RunState.SUCCEEDED)
+
+
+def test_the_keeper_starts_when_all_has_been_forked(shop: Shop) -> None:
+    """An embedded beat that was forked while the keeper's thread held a lock hung for ever. Steps that do not say what
+    they follow start in any order."""
+    worker = shop.app.WorkController(app=shop.app, pool=shop.pool, beat=True, concurrency=1)
+    assert {Pool, Beat} <= set(GateStep.requires)
+    started = [step.alias for step in worker.steps]
+    assert started.index("GateStep") > max(started.index("Pool"), started.index("Beat"))
 
 
 # --- a store that cannot be asked -------------------------------------------------------------------------------------
