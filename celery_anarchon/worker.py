@@ -81,8 +81,8 @@ def side_of(app: Celery) -> WorkerSide | None:
 class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Puts the gate before the pool."""
 
-    # Started after the pool has forked its children and the embedded beat, which the keeper's thread must not meet in the
-    # middle of an import or a connection; before the consumer brings the first message.
+    # Started after the pool's children and the embedded beat were forked, which would inherit what the keeper's thread
+    # holds just then, such as the lock of an import; before the consumer brings the first message.
     requires = ("celery.worker.components:Pool", "celery.worker.components:Beat")
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
