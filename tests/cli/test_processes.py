@@ -22,10 +22,9 @@ for number in itertools.count():
 
 FORKS = """
 import os, signal, time
-child = os.fork()
-if child == 0:
+if os.fork() == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("child", child or os.getpid(), flush=True)
+    print(f"child {os.getpid()}", flush=True)
 while True:
     time.sleep(60)
 """
