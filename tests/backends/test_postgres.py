@@ -430,15 +430,17 @@ def test_sweepers_and_holders_of_the_same_claims(server: Postgres, namespace: st
 def test_a_beat_that_freezes_inside_a_transaction_keeps_nothing(
     server: Postgres, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "_IDLE_TIMEOUT", 300)
     frozen, other = opened(), opened()
     slot = base(other)
     claim(other, "job", slot, "b")
+    patience = postgres._IDLE_TIMEOUT
     error: BaseException | None = None
+    monkeypatch.setattr(postgres, "_IDLE_TIMEOUT", 300)
     try:
         with frozen._writing() as connection:
             frozen._floors(connection, ["job"])
-            # It says nothing more. What it holds is free when the server has lost its patience.
+            # It says nothing more. What it holds is free when the server has lost its patience, with this one only.
+            monkeypatch.setattr(postgres, "_IDLE_TIMEOUT", patience)
             assert claim(other, "job", slot + 1, "b") is WON
     except (BackendUnavailable, OutcomeUnknown) as caught:
         error = caught
