@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from celery_anarchon.backends.base import ClaimRequest, ClaimResult, Command, Enqueue, Keep, Takeover, Terms
+from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.errors import OutcomeUnknown
 from celery_anarchon.model import Answer, Millis
 from celery_anarchon.testing.gates import CLAIMED, DISPATCHED, QUEUED, RUNNING, START
@@ -72,10 +73,7 @@ class OneStepSuite(OverlapSuite):
         """A beat that was second, or a slot that may not be sent, has its message in the queue all the same."""
         client, other = harness.connect_one_step(), harness.connect_one_step()
         base = self.base(client)
-        for number in (0, 10):
-            assert claim(other, "old", base + number, "y") is Answer.WON
-            assert confirm(other, "old", base + number, "y")
-        assert other.tidy([Keep(job="old", decided=base, history_size=0)]) == 1
+        _drop_record(other, "old", base)
         assert claim(other, "held", base, "y") is Answer.WON
         assert claim_run(other, "claimed", base, "y", SKIP) is Answer.WON
         bring(other, "skips", base, RUNNING, SKIP)
@@ -240,10 +238,7 @@ class OneStepSuite(OverlapSuite):
         """A beat makes messages for slots that others have sent; or never for one that it could send."""
         client, other = harness.connect_one_step(), harness.connect_one_step()
         base = self.base(client)
-        for number in (0, 10):
-            assert claim(other, "old", base + number, "y") is Answer.WON
-            assert confirm(other, "old", base + number, "y")
-        assert other.tidy([Keep(job="old", decided=base, history_size=0)]) == 1
+        _drop_record(other, "old", base)
         assert claim(other, "held", base, "y") is Answer.WON
         bring(other, "waits", base, RUNNING, QUEUE_ONE)
         assert claim_run(other, "waits", base + 1, "y", QUEUE_ONE) is Answer.WAITING
@@ -255,3 +250,11 @@ class OneStepSuite(OverlapSuite):
         assert client.open_slots(places, "x") == found
         assert client.open_slots(places, "y") == [*found[:3], True, *found[4:]]
         assert client.open_slots([], "x") == []
+
+
+def _drop_record(client: OneStepBackend, job: str, slot: Millis) -> None:
+    """Leave *slot* sent and without its record, at the floor."""
+    for one in (slot, slot + 10):
+        assert claim(client, job, one, "y") is Answer.WON
+        assert confirm(client, job, one, "y")
+    assert client.tidy([Keep(job=job, decided=slot, history_size=0)]) == 1
