@@ -16,7 +16,7 @@ logger = logging.getLogger("celery_anarchon.beat")
 
 def log_event(event: events.Event) -> None:
     """A listener for :class:`celery_anarchon.events.Fanout`. Every line carries ``extra`` job, slot and action."""
-    if _is_detail(event) and not logger.isEnabledFor(logging.DEBUG):
+    if not logger.isEnabledFor(_loudness(event)):
         return
     extra = {"action": type(event).__name__}
     for name in ("job", "slot", "attempt"):
@@ -26,11 +26,16 @@ def log_event(event: events.Event) -> None:
     logger.log(level, "%s", text, extra=extra, exc_info=_traceback(event))
 
 
-def _is_detail(event: events.Event) -> bool:
-    """Whether its line is for debugging only. There are two for each slot, so they are not even written then."""
-    if isinstance(event, events.Claimed):
-        return event.answer not in (Answer.SKIPPED, Answer.WAITING)
-    return isinstance(event, events.Sent)
+def _loudness(event: events.Event) -> int:
+    """The level of its line where there are three such for each slot, which are not even written for nobody; else the
+    highest."""
+    if isinstance(event, events.Sending):
+        return logging.INFO
+    if isinstance(event, events.Sent):
+        return logging.DEBUG
+    if isinstance(event, events.Claimed) and event.answer not in (Answer.SKIPPED, Answer.WAITING):
+        return logging.DEBUG
+    return logging.CRITICAL
 
 
 def _traceback(event: events.Event) -> BaseException | None:

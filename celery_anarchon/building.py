@@ -96,9 +96,6 @@ class CeleryBuilder:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def takes(self, job: Job) -> bool:
-        if self.templates.find(job) is not None:
-            # Of what is left to others there is none.
-            return True
         if self.app.conf.task_always_eager:
             return False
         entry: ScheduleEntry = job.payload

@@ -68,34 +68,49 @@ class Claiming:
 
     def ask(self, batch: Sequence[Want]) -> list[Won]:
         """What is this beat's to publish, or is out already. The others are decided, or to be asked for again."""
-        messages = self._one_step.messages([Ask(want.watched.job, want.slot, 1, want.due) for want in batch])
+        asks = [Ask(want.watched.job, want.slot, 1, want.due) for want in batch]
+        known = self._decided(asks)
+        answered: list[tuple[Want, Message, ClaimResult]] = [
+            (want, None, result) for want, result in zip(batch, known, strict=True) if result is not None
+        ]
+        if answered:
+            batch = [want for want, result in zip(batch, known, strict=True) if result is None]
+            asks = [ask for ask, result in zip(asks, known, strict=True) if result is None]
+        messages = self._one_step.messages(asks)
         lease_over = self._clock.monotonic() + self._settings.lease / 1000
-        won: list[Won] = []
-        answers = self._answers(batch, messages)
-        self._one_step.was_taken(sum(result.answer is Answer.TAKEN for result in answers), len(answers))
-        for want, message, result in zip(batch, messages, answers, strict=True):
-            job, answer = want.watched.job, result.answer
-            self._fanout.emit(events.Claimed(job=job.name, slot=want.slot, answer=answer))
-            if answer is Answer.UNKNOWN:
-                self._journal.doubt([want])
-            else:
-                self._resolve(want, answer)
-            if answer in PAUSES:
-                want.watched.not_before = self._clock.wall() + PAUSES[answer]
-            elif self._was_sent(want, result):
-                item = Won(job, want.slot, result.attempt, lease_over, want)
-                item.late = message.late if isinstance(message, Enqueue) else self._late(item.due)
-                won.append(item)
-                self._skips.won(job.name)
-            elif answer is Answer.WON and not self._journal.holds(job, want.slot):
-                deadline = self._journal.deadline(job, want.slot) if self._journal.applies else lease_over
-                error = message if isinstance(message, Exception) else None
-                won.append(Won(job, want.slot, result.attempt, deadline, want, error=error))
-                self._skips.won(job.name)
-            else:
-                want.decided = True
-                self._note(want, answer)
-        return won
+        answered += zip(batch, messages, self._answers(batch, messages), strict=True)
+        taken = sum(result.answer is Answer.TAKEN for _, _, result in answered)
+        self._one_step.was_taken(taken, len(answered))
+        won = [self._won(want, message, result, lease_over) for want, message, result in answered]
+        return [item for item in won if item is not None]
+
+    def _decided(self, asks: Sequence[Ask]) -> list[ClaimResult | None]:
+        return self._one_step.decided(asks, alone=not self._roster.others_live)
+
+    def _won(self, want: Want, message: Message, result: ClaimResult, lease_over: float) -> Won | None:
+        """What of this answer is this beat's to go on with."""
+        job, slot, answer = want.watched.job, want.slot, result.answer
+        self._fanout.emit(events.Claimed(job=job.name, slot=slot, answer=answer))
+        if answer is Answer.UNKNOWN:
+            self._journal.doubt([want])
+        else:
+            self._resolve(want, answer)
+        if answer in PAUSES:
+            want.watched.not_before = self._clock.wall() + PAUSES[answer]
+            return None
+        if self._was_sent(want, result):
+            item = Won(job, slot, result.attempt, lease_over, want)
+            item.late = message.late if isinstance(message, Enqueue) else self._late(item.due)
+        elif answer is Answer.WON and not self._journal.holds(job, slot):
+            deadline = self._journal.deadline(job, slot) if self._journal.applies else lease_over
+            error = message if isinstance(message, Exception) else None
+            item = Won(job, slot, result.attempt, deadline, want, error=error)
+        else:
+            want.decided = True
+            self._note(want, answer)
+            return None
+        self._skips.won(job.name)
+        return item
 
     def _was_sent(self, want: Want, result: ClaimResult) -> bool:
         """Whether its message is out, by this call or by one whose answer was lost."""
@@ -109,15 +124,19 @@ class Claiming:
 
     def ask_for_waiting(self, ready: Sequence[tuple[Job, Millis]], in_time: Sequence[bool]) -> list[Won]:
         """Slots that waited for the end of a run, and now may go on: what is won. Those not in time get no message."""
-        if not ready:
+        asks = [Ask(job, slot) for job, slot in ready]
+        known = self._decided(asks)
+        left = [(ask, fits) for ask, fits, result in zip(asks, in_time, known, strict=True) if result is None]
+        if not left:
             return []
-        asks = [Ask(job, slot) for (job, slot), fits in zip(ready, in_time, strict=True) if fits]
-        made = iter(self._one_step.messages(asks))
-        messages = [next(made) if fits else None for fits in in_time]
+        made = iter(self._one_step.messages([ask for ask, fits in left if fits]))
+        messages = [next(made) if fits else None for _, fits in left]
         deadline = self._clock.monotonic() + self._settings.lease / 1000
-        results = self._claim([self.request(*place, message) for place, message in zip(ready, messages, strict=True)])
+        results = self._claim(
+            [self.request(ask.job, ask.slot, message) for (ask, _), message in zip(left, messages, strict=True)]
+        )
         won = []
-        for (job, slot), message, result in zip(ready, messages, results, strict=True):
+        for ((job, slot, _, _), _), message, result in zip(left, messages, results, strict=True):
             self._fanout.emit(events.Claimed(job=job.name, slot=slot, answer=result.answer))
             if result.answer is Answer.WON:
                 item = Won(job, slot, result.attempt, deadline)
@@ -132,6 +151,8 @@ class Claiming:
             self._fanout.emit(events.ClaimUnresolved(job=want.watched.job.name, slot=want.slot))
 
     def _answers(self, batch: Sequence[Want], messages: Sequence[Message]) -> list[ClaimResult]:
+        if not batch:
+            return []
         requests = [
             self.request(want.watched.job, want.slot, message) for want, message in zip(batch, messages, strict=True)
         ]

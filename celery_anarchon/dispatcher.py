@@ -15,17 +15,12 @@ No Celery, no thread and no sleep in here: :meth:`Dispatcher.tick` returns how l
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from celery_anarchon import events, slots, wire
-from celery_anarchon.agenda import Agenda, Watched
-from celery_anarchon.backends.base import (
-    ClaimBackend,
-    Confirmation,
-    Outcome,
-)
+from celery_anarchon import events, wire
+from celery_anarchon.agenda import Agenda
+from celery_anarchon.backends.base import ClaimBackend, Confirmation
 from celery_anarchon.chains import Chains
 from celery_anarchon.claiming import Claiming
 from celery_anarchon.clock import Clock, SystemClock
@@ -38,22 +33,19 @@ from celery_anarchon.newcomers import Newcomers
 from celery_anarchon.onestep import OneStep
 from celery_anarchon.options import Settings
 from celery_anarchon.outage import Outage
+from celery_anarchon.planning import Planning
 from celery_anarchon.publishing import BrokerAway, Builder, Dispatch, Publisher, PublishUnclear
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
+from celery_anarchon.sharing import Share
 from celery_anarchon.skew import FleetClock, Standing
 from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper
 from celery_anarchon.takeovers import Takeovers
-from celery_anarchon.timetable import Chain
 from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Want, Won, batches, move_cursors
 
 logger = logging.getLogger("celery_anarchon.beat")
-
-SETTLING: Millis = 2 * STALL
-"""How long a slot that this beat gives up stays unrecorded while other beats live: one of them may just be slow with
-it, and a record would take it away from it."""
 
 UNCLEAR_WAIT = 0.5
 
@@ -105,10 +97,26 @@ class Dispatcher:
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
-        self._newcomers = Newcomers(
-            self.agenda, self._roster, self.clock, plan_again=self._plan_again, missed=self._before_first_seen
+        self._planning = Planning(
+            self.agenda,
+            Chains(backend, self._roster, max_interval),
+            self._pulse,
+            self._roster,
+            self._journal,
+            self._ledger,
+            self.clock,
+            self.fanout,
+            batch=self.settings.batch,
+            longest=round(max_interval * 1000),
+            label=label,
         )
-        self._chains = Chains(backend, self._roster, max_interval)
+        self._newcomers = Newcomers(
+            self.agenda,
+            self._roster,
+            self.clock,
+            plan_again=self._planning.again,
+            missed=self._planning.before_first_seen,
+        )
         self._skips = Skips(backend, self.fanout)
         self.one_step = OneStep(backend, builder, self.settings, self.clock, self.fanout, owner=owner)
         self._sweeper = Sweeper(
@@ -201,56 +209,24 @@ class Dispatcher:
             # The clock may have been set before it was read: nothing is given up, or claimed, by such a reading.
             return
         due = self.agenda.pop_due(now)
+        share = Share(due, self.owner)
         wants: list[Want] = []
         try:
-            for watched in sorted(due, key=self._own_order):
-                wants.extend(self._plan(watched, now))
-            for batch in batches(wants, self.settings.batch):
-                if self.stopping() or self._broker.away:
-                    break
-                self._publish(self._claim(batch))
+            while share and self._goes_on():
+                some = self._planning.some(share, now)
+                wants += some
+                for batch in batches(some, self.settings.batch):
+                    if self._goes_on():
+                        self._publish(self._claim(batch))
+                if self.one_step.others_are_faster:
+                    share.turn()
         finally:
             move_cursors(wants)
             for watched in due:
-                self._plan_again(watched)
+                self._planning.again(watched)
 
-    def _own_order(self, watched: Watched) -> bytes:
-        """An order of this beat's own, so that a fleet shares a burst of due jobs instead of racing for its head."""
-        return hashlib.blake2b(f"{self.owner}\0{watched.job.name}".encode(), digest_size=8).digest()
-
-    def _plan(self, watched: Watched, now: Millis) -> list[Want]:
-        """What the job owes; a timetable that fails is one job's trouble, and tried again later."""
-        try:
-            if isinstance(watched.job.timetable, Chain):
-                return self._chains.wants(watched, watched.job.timetable, now)
-            return self._plan_one(watched, now)
-        except (BackendUnavailable, OutcomeUnknown):
-            raise
-        except Exception as error:
-            self.fanout.emit(events.JobTrouble(job=watched.job.name, error=error))
-            watched.not_before = now + round(self.max_interval * 1000)
-            return []
-
-    def _plan_one(self, watched: Watched, now: Millis) -> list[Want]:
-        job = watched.job
-        plan = slots.plan(
-            job.name,
-            job.timetable,
-            job.options,
-            cursor=watched.cursor,
-            now=now,
-            working_since=max(self._pulse.working_since, watched.since),
-            limit=self.settings.batch,
-        )
-        self._note_given_up(job, RunState.MISFIRE, "max-late", plan.too_late)
-        self._note_given_up(job, RunState.MISFIRE, "catch-up", plan.not_caught_up)
-        self._note_given_up(job, RunState.SUPERSEDED, "newer-slot", plan.superseded)
-        # All that was given up lies below the first slot to send: noted once, whatever becomes of the claims.
-        watched.cursor = plan.send[0] - 1 if plan.send else plan.cursor
-        wants = [Want(watched, slot, slot) for slot in plan.send]
-        if wants:
-            wants[-1].cursor = plan.cursor
-        return wants
+    def _goes_on(self) -> bool:
+        return not (self.stopping() or self._broker.away)
 
     def _claim(self, batch: Sequence[Want]) -> list[Won]:
         self._look()
@@ -267,10 +243,11 @@ class Dispatcher:
 
     def _publish(self, won: Iterable[Won]) -> None:
         for item in won:
-            self._look()
             if item.late is not None:
                 self._note_sent(item, item.late)
-            elif item.error is not None:
+                continue
+            self._look()
+            if item.error is not None:
                 self._note_not_sent(item, item.error)
             elif self._broker.away:
                 self._unsent.put_back(item)
@@ -354,35 +331,12 @@ class Dispatcher:
                 self._unsent.keep(item)
         self._ledger.tell(self.clock.monotonic())
 
-    # --- slots given up -----------------------------------------------------------------------------------------------
-
-    def _note_given_up(self, job: Job, state: RunState, reason: str, cut: slots.Cut) -> None:
-        if not cut.latest:
-            # Nearly always: this is asked three times for each job that is due.
-            return
-        # What may have been won is still to be sent, though the plan has gone on.
-        latest = tuple(slot for slot in cut.latest if not self._journal.doubts(job, slot))
-        cut = slots.Cut(cut.total - len(cut.latest) + len(latest), latest)
-        if not cut.latest:
-            return
-        self.fanout.emit(
-            events.SlotsGivenUp(job=job.name, state=state, reason=reason, total=cut.total, newest=cut.latest[0])
-        )
-        now, wall = self.clock.monotonic(), self.clock.wall()
-        for slot in reversed(cut.latest):
-            settled_in = max(0, slot + SETTLING - wall) if self._roster.others_live else 0
-            outcome = Outcome(job=job.name, slot=slot, state=state, reason=reason, beat=self.label)
-            self._ledger.record([outcome], now + settled_in / 1000)
-
     # --- first sight --------------------------------------------------------------------------------------------------
 
     def _register(self) -> None:
         while len(self._newcomers) and not self.stopping():
             self._newcomers.register()
             self._look()
-
-    def _before_first_seen(self, job: Job, slot: Millis) -> None:
-        self._note_given_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (slot,)))
 
     # --- claims that others could not finish --------------------------------------------------------------------------
 
@@ -515,13 +469,3 @@ class Dispatcher:
         for item in [*self._unsent.take(), *waiting]:
             self._unsent.lose(item, RunState.NOT_SENT, "beat-stopped")
         self._claiming.lose(all_of_them=True)
-
-    # --- small things -------------------------------------------------------------------------------------------------
-
-    def _plan_again(self, watched: Watched) -> None:
-        """Put the job where it falls due next; a timetable that fails is one job's trouble."""
-        try:
-            self.agenda.plan_again(watched)
-        except Exception as error:
-            self.fanout.emit(events.JobTrouble(job=watched.job.name, error=error))
-            self.agenda.look_at(watched, self.clock.wall() + round(self.max_interval * 1000))

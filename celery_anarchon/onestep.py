@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from celery_anarchon import events, wire
-from celery_anarchon.backends.base import ClaimBackend, Enqueue
+from celery_anarchon.backends.base import ClaimBackend, ClaimResult, Enqueue
 from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.clock import Clock
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
@@ -68,7 +68,8 @@ class OneStep:
         """Why it is off; empty: that is not known yet."""
         self._never_on = bool(self.reason)
         self._look_at = clock.monotonic()
-        self._others_are_faster = False
+        self.others_are_faster = False
+        """Of the last batch much was another beat's already."""
 
     @property
     def store(self) -> OneStepBackend:
@@ -133,31 +134,38 @@ class OneStep:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def messages(self, asks: Sequence[Ask], *, lapsed: bool = False) -> list[Message]:
-        """The messages of these slots, each as its own writes; only of those that seem open to this beat, or, where
-        they are *lapsed*, of all."""
-        if not asks or not self._ready():
-            return [None] * len(asks)
-        takes = [self.builder.takes(ask.job) for ask in asks]
-        if not lapsed:
-            self._leave_out_closed(asks, takes)
-        return [self._message(ask) if taken else None for ask, taken in zip(asks, takes, strict=True)]
+    def decided(self, asks: Sequence[Ask], *, alone: bool) -> list[ClaimResult | None]:
+        """The answers that the store has for these slots already, where looking for them first pays: a message that
+        another beat has sent by now would be made in vain, and its signals would lie.
 
-    def _leave_out_closed(self, asks: Sequence[Ask], takes: list[bool]) -> None:
-        """A message that another beat has sent by now would be made in vain, and its signals would lie."""
-        looked_at = [
+        :param alone: no other beat was seen lately.
+        """
+        known: list[ClaimResult | None] = [None] * len(asks)
+        if not asks or not self._ready():
+            return known
+        numbers = [
             number
             for number, ask in enumerate(asks)
-            if takes[number] and (self._others_are_faster or not self.builder.is_cheap(ask.job))
+            if self.others_are_faster or not (alone or self.builder.is_cheap(ask.job))
         ]
-        if looked_at:
-            places = [(asks[number].job.name, asks[number].slot) for number in looked_at]
-            for number, is_open in zip(looked_at, self.store.open_slots(places, self._owner), strict=True):
-                takes[number] = is_open
+        if numbers:
+            places = [(asks[number].job.name, asks[number].slot) for number in numbers]
+            for number, answer in zip(numbers, self.store.decided(places, self._owner), strict=True):
+                known[number] = answer
+        return known
+
+    def messages(self, asks: Sequence[Ask]) -> list[Message]:
+        """The messages of these slots, each as its own writes."""
+        if not asks or not self._ready():
+            return [None] * len(asks)
+        return [self._message(ask) if self._takes(ask.job) else None for ask in asks]
+
+    def _takes(self, job: Job) -> bool:
+        return self.builder.is_cheap(job) or self.builder.takes(job)
 
     def was_taken(self, taken: int, asked: int) -> None:
         """So many slots of a batch were another beat's already: then looking first costs less than most messages."""
-        self._others_are_faster = taken * 4 >= asked
+        self.others_are_faster = taken * 4 >= asked
 
     @property
     def builder(self) -> Builder:

@@ -84,7 +84,7 @@ class Builder(Protocol):
         """Whether messages of *job* can be made so; others are published."""
 
     def is_cheap(self, job: Job) -> bool:
-        """Whether the next message of *job* costs next to nothing to make."""
+        """Whether the next message of *job* costs next to nothing to make. Then it is one that this takes."""
 
     def build(self, dispatch: Dispatch) -> tuple[Command, ...]:
         """One message, not sent. Any exception but those below is the message's own fault.

@@ -51,6 +51,8 @@ def teller(app: Celery, namespace: str) -> events.Listener:
     """A listener for :class:`celery_anarchon.events.Fanout` that sends the signals of *app*'s runs."""
 
     def send(signal: Any, job: str, slot: Millis, **more: Any) -> None:
+        if not signal.receivers:
+            return
         signal.send(sender=app, job=job, slot=moment(slot), run_id=run_id(namespace, job, slot), **more)
 
     def tell(event: events.Event) -> None:
@@ -59,6 +61,9 @@ def teller(app: Celery, namespace: str) -> events.Listener:
                 send(run_dispatched, event.job, event.slot, attempt=event.attempt, late=event.late / 1000)
             case events.Claimed(answer=Answer.SKIPPED):
                 send(run_skipped, event.job, event.slot, reason="overlap")
+            case events.Claimed() | events.Sending():
+                # One for each slot, and of no interest: no further look.
+                pass
             case events.SlotsGivenUp(state=RunState.MISFIRE):
                 send(run_misfired, event.job, event.newest, count=event.total, reason=event.reason)
             case events.Settled() | events.RunEnded():

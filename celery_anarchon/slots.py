@@ -94,6 +94,9 @@ def plan(
     newest = last_due(job, timetable, options, now)
     if newest is None or newest <= cursor:
         return Plan(cursor=cursor)
+    if cursor >= working_since and options.max_late is None and timetable.next(cursor) == newest:
+        # Nearly always: one slot, and nothing before it that could have been missed.
+        return Plan(send=(newest,), cursor=newest)
     border = last_due(job, timetable, options, min(working_since, now))
     missed_to = cursor if border is None else max(cursor, border)
 

@@ -244,7 +244,7 @@ class Sweeper:
             for (claim, job), (end, _) in zip(known, verdicts, strict=True)
             if end is None
         ]
-        made = iter(self._one_step.messages(asks, lapsed=True))
+        made = iter(self._one_step.messages(asks))
         return [next(made) if end is None else None for end, _ in verdicts]
 
     def _take(

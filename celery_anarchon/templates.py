@@ -7,6 +7,7 @@ but what is known to: the id of the task, the slot, the lateness, and the broker
 from __future__ import annotations
 
 import copy
+import os
 import re
 import secrets
 import time
@@ -14,6 +15,7 @@ import uuid
 from collections import OrderedDict
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 from celery import Celery, Task, signals
@@ -45,21 +47,19 @@ class _Template:
         self.given = copy.deepcopy(_given(job))
         self.used = time.monotonic()
         self._key = key
-        self._fixed = [piece for piece in pieces if piece not in _MARKS]
-        self._varies = [_MARKS[piece] for piece in pieces if piece in _MARKS]
+        self._text = b"".join(b"%b" if piece in _MARKS else piece.replace(b"%", b"%%") for piece in pieces)
+        self._values = itemgetter(*(_MARKS[piece] for piece in pieces if piece in _MARKS))
         self._rest = rest
 
     def message(self, dispatch: Dispatch) -> tuple[Command, ...]:
         values = {
             "id": dispatch.run_id.encode(),
             "slot": wire.time_text(dispatch.slot).encode(),
-            "late": repr(round(dispatch.late / 1000, 3)).encode(),
-            "tag": str(uuid.uuid4()).encode(),
+            "late": b"%r" % round(dispatch.late / 1000, 3),
+            # Of version 4, as kombu's.
+            "tag": wire.uuid_text(os.urandom(16).hex(), 4).encode(),
         }
-        parts = [self._fixed[0]]
-        for name, piece in zip(self._varies, self._fixed[1:], strict=True):
-            parts += (values[name], piece)
-        return (("LPUSH", self._key, b"".join(parts)), *self._rest)
+        return (("LPUSH", self._key, self._text % self._values(values)), *self._rest)
 
 
 _TEXT_MARKS = {name: f"{name}-{secrets.token_hex(8)}" for name in ("id", "slot", "late", "tag")}

@@ -87,16 +87,20 @@ class MemoryOneStep(MemoryRuns, OneStepBackend):
             self._store.queues[str(queue)].append(payload)
         return True
 
-    def open_slots(self, places: Sequence[tuple[str, Millis]], owner: str) -> list[bool]:
+    def decided(self, places: Sequence[tuple[str, Millis]], owner: str) -> list[ClaimResult | None]:
         with self._locked() as (space, _):
-            return [self._is_open(space, job, slot, owner) for job, slot in places]
+            return [self._decided(space, job, slot, owner) for job, slot in places]
 
     @staticmethod
-    def _is_open(space: Space, job: str, slot: Millis, owner: str) -> bool:
+    def _decided(space: Space, job: str, slot: Millis, owner: str) -> ClaimResult | None:
         record = space.find(job, slot)
-        if record is None:
-            return not space.below_floor(job, slot)
-        return record.state is RunState.WAITING or (record.state is RunState.CLAIMED and record.owner == owner)
+        if space.below_floor(job, slot):
+            return ClaimResult(Answer.TOO_OLD)
+        if record is None or record.state is RunState.WAITING:
+            return None
+        if record.owner != owner:
+            return ClaimResult(Answer.TAKEN)
+        return None if record.state is RunState.CLAIMED else ClaimResult(Answer.ALREADY_SENT, record.attempt)
 
     def write(self, commands: Sequence[Command]) -> bool:
         with self._locked():

@@ -52,9 +52,10 @@ class OneStepBackend(RunBackend):
         """
 
     @abc.abstractmethod
-    def open_slots(self, places: Sequence[tuple[str, Millis]], owner: str) -> list[bool]:
-        """O6: whether a claim by *owner* of each (job, slot) might be WON just now. A hint only: it saves the making of
-        messages that would not be sent."""
+    def decided(self, places: Sequence[tuple[str, Millis]], owner: str) -> list[ClaimResult | None]:
+        """O6: what a claim by *owner* of each (job, slot) would be answered, where that is decided: TAKEN, ALREADY_SENT
+        or TOO_OLD, none of which a claim can change. None: it is to be asked for. Writes nothing; it saves the making
+        of messages that would not be sent."""
 
     @abc.abstractmethod
     def write(self, commands: Sequence[Command]) -> bool:

@@ -234,8 +234,8 @@ class OneStepSuite(OverlapSuite):
         assert [(one.slot, one.state) for one in other.lapsed(10)] == [(base, QUEUED)]
 
     @needs("one_step")
-    def test_O6_what_is_open(self, harness: BackendHarness) -> None:
-        """A beat makes messages for slots that others have sent; or never for one that it could send."""
+    def test_O6_what_is_decided(self, harness: BackendHarness) -> None:
+        """A beat makes messages for slots that others have sent; or never asks for one that it could send."""
         client, other = harness.connect_one_step(), harness.connect_one_step()
         base = self.base(client)
         _drop_record(other, "old", base)
@@ -246,10 +246,12 @@ class OneStepSuite(OverlapSuite):
             *(("old", base), ("old", base + 10), ("old", base + 20)),
             *(("held", base), ("held", base + 1), ("waits", base), ("waits", base + 1)),
         ]
-        found = [False, False, True, False, True, False, True]
-        assert client.open_slots(places, "x") == found
-        assert client.open_slots(places, "y") == [*found[:3], True, *found[4:]]
-        assert client.open_slots([], "x") == []
+        taken, old = ClaimResult(Answer.TAKEN), ClaimResult(Answer.TOO_OLD)
+        found = [old, taken, None, taken, None, taken, None]
+        assert client.decided(places, "x") == found
+        sent = ClaimResult(Answer.ALREADY_SENT)
+        assert client.decided(places, "y") == [old, sent, None, None, None, taken, None]
+        assert client.decided([], "x") == []
 
 
 def _drop_record(client: OneStepBackend, job: str, slot: Millis) -> None:

@@ -111,20 +111,21 @@ class IgnoresTheEta(MemoryBackend):
         return super()._send(space, now, asked, attempt)
 
 
-class EverythingIsOpen(MemoryBackend):
+class NothingIsDecided(MemoryBackend):
     """O6: messages are made for slots that others have sent."""
 
     @staticmethod
-    def _is_open(space: Any, job: str, slot: Millis, owner: str) -> bool:
-        return True
+    def _decided(space: Any, job: str, slot: Millis, owner: str) -> ClaimResult | None:
+        return None
 
 
-class OnlyTheUnheardOfIsOpen(MemoryBackend):
-    """O6: what waits, or is the asker's own, is never looked at again."""
+class EveryRecordIsAnothers(MemoryBackend):
+    """O6: what waits, or is the asker's own, is never asked for again."""
 
     @staticmethod
-    def _is_open(space: Any, job: str, slot: Millis, owner: str) -> bool:
-        return space.find(job, slot) is None and not space.below_floor(job, slot)
+    def _decided(space: Any, job: str, slot: Millis, owner: str) -> ClaimResult | None:
+        known = MemoryBackend._decided(space, job, slot, owner)
+        return known if known is not None or space.find(job, slot) is None else ClaimResult(Answer.TAKEN)
 
 
 ONE_STEP_SABOTEURS: dict[str, tuple[type[MemoryBackend], ...]] = {
@@ -133,6 +134,6 @@ ONE_STEP_SABOTEURS: dict[str, tuple[type[MemoryBackend], ...]] = {
     "O3": (TakesOverInTwoSteps, SendsAnyAttempt),
     "O4": (SendsHalfAMessage, StopsAtABadOne),
     "O5": (IgnoresTheEta,),
-    "O6": (EverythingIsOpen, OnlyTheUnheardOfIsOpen),
+    "O6": (NothingIsDecided, EveryRecordIsAnothers),
 }
 """Clause -> the backends that break it."""

@@ -99,7 +99,7 @@ for _name in [
     "claim",
     "claim_and_send",
     "takeover_and_send",
-    "open_slots",
+    "decided",
     "confirm",
     "abandon",
     "give_up",

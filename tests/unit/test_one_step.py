@@ -114,7 +114,7 @@ def test_where_messages_cost_nothing_nobody_looks_first(world: World) -> None:
     world.beat("a", job("x"), builder=Maker(cheap=True))
     world.run(MINUTE)
     assert queue(world) == ["x 60 1"]
-    assert "open_slots" not in world.backend().calls
+    assert "decided" not in world.backend().calls
 
 
 def test_where_others_are_faster_it_looks_first_all_the_same(world: World) -> None:

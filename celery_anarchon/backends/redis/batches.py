@@ -17,6 +17,7 @@ ROWS_AT_ONCE = 1_000
 """Rows of one script call: the server does nothing else meanwhile. More calls still go in one round trip."""
 
 _Item = TypeVar("_Item")
+_Row = TypeVar("_Row")
 
 
 class RedisBatches(RedisStore):
@@ -75,24 +76,43 @@ class RedisBatches(RedisStore):
     ) -> list[Sequence[Any]]:
         """Ask a script for each item; what it replied to each, *width* values long, in their order."""
         operation = script(name)
+
+        def call_of(some: Sequence[Any]) -> Call:
+            keys: list[bytes] = []
+            args: list[Argument] = [*before]
+            for item in some:
+                job = encoded(item.job)
+                keys += keys_of(job)
+                args += args_of(job, item)
+            return operation(keys, args)
+
+        def rows_of(reply: Any) -> list[Sequence[Any]]:
+            return list(chunks(reply, width)) if isinstance(reply, list) and len(reply) % width == 0 else []
+
+        return self._in_calls(name, items, call_of, rows_of, wait=wait)
+
+    def _in_calls(
+        self,
+        name: str,
+        items: Sequence[_Item],
+        call_of: Callable[[Sequence[_Item]], Call],
+        rows_of: Callable[[Any], list[_Row]],
+        *,
+        wait: bool,
+    ) -> list[_Row]:
+        """Ask in as few calls as there may be; what the reply to each says of its items, in the order of *items*."""
         calls: list[Call] = []
         places: list[list[int]] = []
         for group in self._grouped(items):
             for some in chunks(group, ROWS_AT_ONCE):
-                keys: list[bytes] = []
-                args: list[Argument] = [*before]
-                for _, item in some:
-                    job = encoded(item.job)
-                    keys += keys_of(job)
-                    args += args_of(job, item)
-                calls.append(operation(keys, args))
+                calls.append(call_of([item for _, item in some]))
                 places.append([number for number, _ in some])
-        answers: dict[int, Sequence[Any]] = {}
+        answers: dict[int, _Row] = {}
         for numbers, reply in zip(places, self._reply(calls, writes=True, wait=wait), strict=True):
-            if not isinstance(reply, list) or len(reply) != width * len(numbers):
+            rows = rows_of(reply)
+            if len(rows) != len(numbers):
                 raise OutcomeUnknown(f"{self.describe()}: {name} was answered {str(reply)[:200]}")
-            for position, number in enumerate(numbers):
-                answers[number] = reply[width * position : width * (position + 1)]
+            answers.update(zip(numbers, rows, strict=True))
         return [answers[number] for number in range(len(items))]
 
     def _of_all_shards(self, name: str, key_of: Callable[[int], bytes], limit: int) -> list[Any]:

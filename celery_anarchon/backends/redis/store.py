@@ -81,8 +81,17 @@ class Keys:
     def of(self, job: bytes) -> tuple[bytes, ...]:
         """What the operations on one run get, in the order of their scripts."""
         shard = self.shard(job)
-        names = b"leases", b"runs:" + job, b"slots:" + job, b"living:" + job, b"free"
-        return tuple(self._key(shard, name) for name in names)
+        leases, free = self.of_shard(shard)
+        return (leases, *self.of_job(shard, job), free)
+
+    def of_job(self, shard: int, job: bytes) -> tuple[bytes, bytes, bytes]:
+        """Its records, its slots, its living ones. *shard* is its own."""
+        start = self._key(shard, b"")
+        return b"%sruns:%s" % (start, job), b"%sslots:%s" % (start, job), b"%sliving:%s" % (start, job)
+
+    def of_shard(self, shard: int) -> tuple[bytes, bytes]:
+        """Its leases, its free ones."""
+        return self.leases(shard), self.free(shard)
 
     @property
     def workers(self) -> bytes:

@@ -1,8 +1,8 @@
 -- Claim slots, and write the messages that come with those that are won.
--- KEYS, for each request: see common.
--- ARGV: tolerance; then for each request: job, slot, owner, beat, lease, terms (JSON; empty: none), message (see
---   sending).
--- Reply, for each request: answer, attempt, 1: its message was written.
+-- KEYS, for each request: the job's records, slots, living ones; then for each shard: its leases, its free ones.
+-- ARGV: tolerance; how many requests; how many askers; for each of those: owner, beat, lease, terms (JSON; empty: none);
+--   the forms of messages (see sending); then for each request: job, slot, number of its shard, of its asker, message.
+-- Reply: a text with a word for each request: answer, attempt, 1: its message was written, commas between them.
 local now = clock()
 local early = now + tonumber(ARGV[1])
 local replies = {}
@@ -50,13 +50,12 @@ local function overlapping(row, terms, beat)
   return 'waiting'
 end
 
-local function claim(row, owner, beat, span, terms, message)
+local function claim(row, asker, message)
   if closed(row.floor, row.slot) then
     return 'too-old', 1
   end
-  local till = now + tonumber(span)
+  local owner, beat, till, terms = asker.owner, asker.beat, now + asker.span, asker.terms
   local run = row.run
-  terms = terms ~= '' and cjson.decode(terms) or nil
   if not run then
     if tonumber(row.slot) > early then
       return 'too-early', 1
@@ -93,12 +92,28 @@ local function claim(row, owner, beat, span, terms, message)
   return 'won', run.attempt
 end
 
-local a = 2
-for i = 0, #KEYS / 5 - 1 do
-  local row = look(i, ARGV[a], ARGV[a + 1])
-  local message, next_one = message_at(a + 6)
-  local answer, attempt, sent = claim(row, ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], message)
-  replies[3 * i + 1], replies[3 * i + 2], replies[3 * i + 3] = answer, attempt, sent or 0
-  a = next_one
+local count = tonumber(ARGV[2])
+local askers, a = {}, 4
+for i = 1, tonumber(ARGV[3]) do
+  local terms = ARGV[a + 3]
+  askers[i] = {
+    owner = ARGV[a], beat = ARGV[a + 1], span = tonumber(ARGV[a + 2]), terms = terms ~= '' and cjson.decode(terms) or nil,
+  }
+  a = a + 4
 end
-return replies
+
+local forms
+forms, a = forms_at(a)
+for i = 1, count do
+  local k, shard = 3 * i, 3 * count + 2 * tonumber(ARGV[a + 2])
+  local row = fill({
+    runs = KEYS[k - 2], slots = KEYS[k - 1], living = KEYS[k], leases = KEYS[shard - 1], free = KEYS[shard],
+    job = ARGV[a], slot = ARGV[a + 1],
+  })
+  local asker = askers[tonumber(ARGV[a + 3])]
+  local message
+  message, a = message_at(forms, a + 4)
+  local answer, attempt, sent = claim(row, asker, message)
+  replies[i] = answer .. ',' .. attempt .. ',' .. (sent or 0)
+end
+return table.concat(replies, ' ')

@@ -11,7 +11,7 @@
 -- SLOT:JOB in the shard's sorted set of these, by slot.
 --
 -- The keys of each row of a batch: the shard's leases, the job's records, the job's slots, its living ones, the shard's
--- free ones.
+-- free ones. Only `claim` has another order.
 
 local LIVES = { claimed = '', queued = 'q', running = 'r', retrying = 't' }
 
@@ -45,21 +45,26 @@ local function lease(job, slot, run)
   return slot .. ':' .. digits(run.attempt) .. ':' .. mark .. ':' .. job
 end
 
--- What the store has of a (job, slot), the number `i` of the batch, counted from 0.
-local function look(i, job, slot)
-  local k = 5 * i
-  local row = {
-    leases = KEYS[k + 1], runs = KEYS[k + 2], slots = KEYS[k + 3], living = KEYS[k + 4], free = KEYS[k + 5],
-    job = job, slot = slot,
-  }
+-- What the store has of this row's (job, slot).
+local function fill(row)
+  local slot = row.slot
   local known = redis.call('HMGET', row.runs, 'floor', 'waiting', slot)
   row.floor, row.waits = known[1], known[2]
   if known[3] then
     row.run = cjson.decode(known[3])
     row.lives = LIVES[row.run.state] ~= nil
-    row.lease = row.lives and lease(job, slot, row.run)
+    row.lease = row.lives and lease(row.job, slot, row.run)
   end
   return row
+end
+
+-- What the store has of a (job, slot), the number `i` of the batch, counted from 0.
+local function look(i, job, slot)
+  local k = 5 * i
+  return fill({
+    leases = KEYS[k + 1], runs = KEYS[k + 2], slots = KEYS[k + 3], living = KEYS[k + 4], free = KEYS[k + 5],
+    job = job, slot = slot,
+  })
 end
 
 -- Another run of the row's job that is queued, running or retrying: the slot of the oldest; and whether one is claimed.

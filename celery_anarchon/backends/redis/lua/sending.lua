@@ -1,26 +1,48 @@
--- What stands behind `common` before the scripts that put messages into queues with their claims.
+-- What stands behind `common` before the scripts that put messages into queues.
 --
--- A message comes as: how many commands it has; where there are any: what its header calls the attempt, late, delay of
--- its ETA; then for each command: how many words, the words.
+-- A message is a form, which many have in common, and what is its own. Forms come first: how many; for each: what the
+-- header calls the attempt, the delay of the ETA, how many commands; for each command: how many words, 1: a payload
+-- goes behind them, the words. A message then is: the number of its form, or 0, there is none; where there is one: late,
+-- and the payloads.
 
--- The message at ARGV[a], or nil; and where the arguments go on.
-local function message_at(a)
+-- The forms at ARGV[a]; and where the arguments go on.
+local function forms_at(a)
+  local forms = {}
   local count = tonumber(ARGV[a])
-  if count == 0 then
+  a = a + 1
+  for f = 1, count do
+    local form = { attempt = tonumber(ARGV[a]), delay = tonumber(ARGV[a + 1]), commands = {}, payloads = {} }
+    local commands = tonumber(ARGV[a + 2])
+    a = a + 3
+    for i = 1, commands do
+      local words = tonumber(ARGV[a])
+      local command = {}
+      for j = 1, words do
+        command[j] = ARGV[a + 1 + j]
+      end
+      form.commands[i] = command
+      form.payloads[i] = ARGV[a + 1] == '1' and words + 1
+      a = a + words + 2
+    end
+    forms[f] = form
+  end
+  return forms, a
+end
+
+-- The message at ARGV[a], or nil; and where the arguments go on. It is good until the next one of its form is read.
+local function message_at(forms, a)
+  local message = forms[tonumber(ARGV[a])]
+  if not message then
     return nil, a + 1
   end
-  local message = {
-    attempt = tonumber(ARGV[a + 1]), late = tonumber(ARGV[a + 2]), delay = tonumber(ARGV[a + 3]), commands = {},
-  }
-  a = a + 4
-  for i = 1, count do
-    local words = tonumber(ARGV[a])
-    local command = {}
-    for j = 1, words do
-      command[j] = ARGV[a + j]
+  message.late = tonumber(ARGV[a + 1])
+  a = a + 2
+  for i, command in ipairs(message.commands) do
+    local place = message.payloads[i]
+    if place then
+      command[place] = ARGV[a]
+      a = a + 1
     end
-    message.commands[i] = command
-    a = a + words + 1
   end
   return message, a
 end

@@ -1,6 +1,6 @@
 -- Go on with lapsed claims, and with lapsed runs that have attempts left; and write the messages that come with them.
 -- KEYS, for each wish: see common.
--- ARGV, for each wish: job, slot, from attempt, owner, beat, lease, message (see sending).
+-- ARGV, for each wish: job, slot, from attempt, owner, beat, lease, forms, message (see sending).
 -- Reply, for each wish: the attempt that is the caller's now, 0: no longer lapsed; 1: its message was written.
 local now = clock()
 local replies = {}
@@ -45,7 +45,8 @@ end
 local a = 1
 for i = 0, #KEYS / 5 - 1 do
   local row = look(i, ARGV[a], ARGV[a + 1])
-  local message, next_one = message_at(a + 6)
+  local forms, own = forms_at(a + 6)
+  local message, next_one = message_at(forms, own)
   local attempt, sent = takeover(row, tonumber(ARGV[a + 2]), ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], message)
   replies[2 * i + 1], replies[2 * i + 2] = attempt, sent or 0
   a = next_one
