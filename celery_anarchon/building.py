@@ -62,15 +62,18 @@ class CeleryBuilder:
 
     def verify(self, store: OneStepBackend) -> None:
         self.publisher.check()
-        new = self.is_new
-        self._seen = self.publisher.connections
+        if self.is_new:
+            self._capture = None
+            self._seen = self.publisher.connections
         with self._told(NotOneStep):
-            if new or self._capture is None:
-                self._capture = self._new_capture()
+            if self._capture is not None:
                 self._capture.check_server(store)
-                self._capture.check_layout(store, self.publisher.producer)
-            else:
-                self._capture.check_server(store)
+                return
+            capture = self._new_capture()
+            capture.check_server(store)
+            capture.check_layout(store, self.publisher.producer)
+            # Last: a look that failed half-way is made again, all of it.
+            self._capture = capture
 
     def _new_capture(self) -> Capture:
         try:
@@ -117,8 +120,9 @@ class CeleryBuilder:
         return commands
 
     def _record(self, dispatch: Dispatch) -> tuple[Command, ...]:
-        if self._capture is None or self.is_new:
-            raise PublishUnclear("the connection to the broker is another one than a moment ago")
+        if self._capture is None or self.is_new or self.publisher.producer is None:
+            # Without a producer of its own Celery would take one from its pool, and send.
+            raise PublishUnclear("the connection to the broker is not the one of a moment ago")
         with self._told(NotOneStep), self._capture.recording() as commands:
             self.publisher.send(dispatch)
         if not commands:

@@ -24,7 +24,7 @@ from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
 from celery_anarchon.options import JobOptions
 from celery_anarchon.publish import CeleryPublisher
-from celery_anarchon.publishing import Dispatch, NothingToSend, NotOneStep
+from celery_anarchon.publishing import BrokerAway, Dispatch, NothingToSend, NotOneStep, PublishUnclear
 from celery_anarchon.scheduler import Scheduler
 from celery_anarchon.timetable import Interval
 
@@ -349,6 +349,24 @@ def test_nothing_is_left_changed_in_kombu(press: Callable[..., Press], raw: driv
 # --- is the broker the store? -----------------------------------------------------------------------------------------
 
 
+def test_when_the_connection_breaks_no_other_one_is_used(
+    press: Callable[..., Press], raw: driver.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery has a pool of its own to go on with, and what goes that way is sent before it is claimed."""
+    one = press()
+
+    def broken(dispatch: Dispatch) -> None:
+        raise ConnectionResetError("the connection is closed")
+
+    monkeypatch.setattr(one.publisher, "send", broken)
+    with pytest.raises(BrokerAway):
+        one.builder.build(one.dispatch({"task": "unheard.of"}))
+    monkeypatch.undo()
+    with pytest.raises(PublishUnclear, match="not the one of a moment ago"):
+        one.builder.build(one.dispatch({"task": "add", "args": (1, 2)}))
+    assert raw.keys("celery*") == [], "declared, sent, or waiting"
+
+
 def left_behind(raw: driver.Redis) -> list[bytes]:
     return [key for key in raw.keys("*") if b"one-step" in key]
 
@@ -387,8 +405,10 @@ def test_a_layout_that_is_not_known(
     for another in (append, once_more):
         monkeypatch.setattr(kind, "_put", another)
         one.publisher.close()
-        with pytest.raises(NotOneStep, match="not known here"):
-            one.builder.verify(one.store)
+        for _ in range(2):
+            # The second time on a connection that has been looked at, in vain.
+            with pytest.raises(NotOneStep, match="not known here"):
+                one.builder.verify(one.store)
         monkeypatch.undo()
     assert left_behind(raw) == []
     one.publisher.close()
