@@ -11,6 +11,7 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from celery.worker import state
@@ -76,21 +77,35 @@ def read_ticket(request_dict: dict[str, Any], namespace: str, lease: Millis, que
     if not isinstance(header, dict) or header.get("ns") != namespace:
         return None
     late = header.get("late")
+    asked = header.get("lease"), header.get("queue_timeout"), header.get("max_attempts"), header.get("overlap", "allow")
     return Ticket(
         job=header["job"],
         slot=wire.parse_time(header["slot"]),
         attempt=int(header.get("attempt", 1)),
         retries=int(request_dict.get("retries") or 0),
-        terms=Terms(
-            lease=round(header["lease"] * 1000) if header.get("lease") else lease,
-            queue_timeout=round(header["queue_timeout"] * 1000) if header.get("queue_timeout") else queue_timeout,
-            max_attempts=header.get("max_attempts"),
-            overlap=Overlap(header.get("overlap", "allow")),
-        ),
+        terms=_terms(*asked, lease, queue_timeout),
         on_unknown=OnUnknown(header.get("on_unknown", "repeat")),
         followed="queue_timeout" in header,
         late=None if late is None else round(late * 1000),
         beat=header.get("beat", ""),
+    )
+
+
+@lru_cache
+def _terms(
+    lease: float | None,
+    queue_timeout: float | None,
+    max_attempts: int | None,
+    overlap: str,
+    default_lease: Millis,
+    default_timeout: Millis,
+) -> Terms:
+    """Kept: those of a job are alike for all its runs, and mostly for all jobs."""
+    return Terms(
+        lease=round(lease * 1000) if lease else default_lease,
+        queue_timeout=round(queue_timeout * 1000) if queue_timeout else default_timeout,
+        max_attempts=max_attempts,
+        overlap=Overlap(overlap),
     )
 
 

@@ -51,6 +51,7 @@ def time_text(at: Millis) -> str:
     return moment(at).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at % 1000:03d}Z"
 
 
+@lru_cache(maxsize=1024)
 def parse_time(text: str) -> Millis:
     """The instant that an ISO 8601 text with a zone names (``...Z`` or ``...+02:00``).
 
