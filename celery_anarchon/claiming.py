@@ -5,7 +5,9 @@ Does not belong here: which slots to ask for, and publishing what was won.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from celery_anarchon import events
 from celery_anarchon.backends.base import ClaimBackend, ClaimRequest, ClaimResult, Enqueue
@@ -22,6 +24,16 @@ from celery_anarchon.wants import Want, Won
 
 PAUSES: dict[Answer, Millis] = {Answer.TOO_EARLY: 1_000, Answer.WAIT: 500, Answer.UNKNOWN: 500}
 """After these answers the slot is asked for again, so much later."""
+
+
+class Asked(NamedTuple):
+    """A batch that was asked for, or is about to be."""
+
+    won: Callable[[], list[Won]]
+    """What of it is this beat's to publish, or is out already; the others are decided, or to be asked for again. It is
+    called once, and raises what the store raises."""
+    under_way: bool
+    """The answers are. Else nothing is asked before `won` is called."""
 
 
 class Claiming:
@@ -66,8 +78,9 @@ class Claiming:
             enqueue=message if isinstance(message, Enqueue) else None,
         )
 
-    def ask(self, batch: Sequence[Want]) -> list[Won]:
-        """What is this beat's to publish, or is out already. The others are decided, or to be asked for again."""
+    def begin(self, batch: Sequence[Want]) -> Asked:
+        """Ask for *batch*, where messages go along with the claims. What is won without one waits for it to be
+        published, so that is asked for only when it is this batch's turn."""
         asks = [Ask(want.watched.job, want.slot, 1, want.due) for want in batch]
         known = self._decided(asks)
         answered: list[tuple[Want, Message, ClaimResult]] = [
@@ -77,12 +90,44 @@ class Claiming:
             batch = [want for want, result in zip(batch, known, strict=True) if result is None]
             asks = [ask for ask, result in zip(asks, known, strict=True) if result is None]
         messages = self._one_step.messages(asks)
-        lease_over = self._clock.monotonic() + self._settings.lease / 1000
-        answered += zip(batch, messages, self._answers(batch, messages), strict=True)
-        taken = sum(result.answer is Answer.TAKEN for _, _, result in answered)
-        self._one_step.was_taken(taken, len(answered))
-        won = [self._won(want, message, result, lease_over) for want, message, result in answered]
-        return [item for item in won if item is not None]
+        requests = [
+            self.request(want.watched.job, want.slot, message) for want, message in zip(batch, messages, strict=True)
+        ]
+        under_way = self._begin_claims(batch, requests)
+        begun = self._clock.monotonic()
+
+        def won() -> list[Won]:
+            lease_over = (self._clock.monotonic() if under_way is None else begun) + self._settings.lease / 1000
+            with self._doubting(batch, requests):
+                results = self._backend.claim(requests) if under_way is None else under_way()
+            answered.extend(zip(batch, messages, results, strict=True))
+            taken = sum(result.answer is Answer.TAKEN for _, _, result in answered)
+            self._one_step.was_taken(taken, len(answered))
+            items = [self._won(want, message, result, lease_over) for want, message, result in answered]
+            return [item for item in items if item is not None]
+
+        return Asked(won, under_way is not None)
+
+    def _begin_claims(
+        self, batch: Sequence[Want], requests: Sequence[ClaimRequest]
+    ) -> Callable[[], list[ClaimResult]] | None:
+        """Where the answers will be; None: it is yet to be asked."""
+        if all(request.enqueue is None for request in requests):
+            return None
+        with self._doubting(batch, requests):
+            return self._one_step.store.begin_claims(requests)
+
+    @contextmanager
+    def _doubting(self, batch: Sequence[Want], requests: Sequence[ClaimRequest]) -> Iterator[None]:
+        """Note what may have been won, where the answer does not come."""
+        try:
+            yield
+        except BackendUnavailable:
+            raise
+        except Exception:
+            self._journal.doubt(batch)
+            self._lost.update((request.job, request.slot) for request in requests if request.enqueue is not None)
+            raise
 
     def _decided(self, asks: Sequence[Ask]) -> list[ClaimResult | None]:
         return self._one_step.decided(asks, alone=not self._roster.others_live)
@@ -132,9 +177,9 @@ class Claiming:
         made = iter(self._one_step.messages([ask for ask, fits in left if fits]))
         messages = [next(made) if fits else None for _, fits in left]
         deadline = self._clock.monotonic() + self._settings.lease / 1000
-        results = self._claim(
-            [self.request(ask.job, ask.slot, message) for (ask, _), message in zip(left, messages, strict=True)]
-        )
+        requests = [self.request(ask.job, ask.slot, message) for (ask, _), message in zip(left, messages, strict=True)]
+        one_step = any(request.enqueue is not None for request in requests)
+        results = self._one_step.store.claim_and_send(requests) if one_step else self._backend.claim(requests)
         won = []
         for ((job, slot, _, _), _), message, result in zip(left, messages, results, strict=True):
             self._fanout.emit(events.Claimed(job=job.name, slot=slot, answer=result.answer))
@@ -149,26 +194,6 @@ class Claiming:
         """Say which claims without an answer will not be asked again, where nobody else can take them over."""
         for want in self._journal.lost(all_of_them=all_of_them):
             self._fanout.emit(events.ClaimUnresolved(job=want.watched.job.name, slot=want.slot))
-
-    def _answers(self, batch: Sequence[Want], messages: Sequence[Message]) -> list[ClaimResult]:
-        if not batch:
-            return []
-        requests = [
-            self.request(want.watched.job, want.slot, message) for want, message in zip(batch, messages, strict=True)
-        ]
-        try:
-            return self._claim(requests)
-        except BackendUnavailable:
-            raise
-        except Exception:
-            self._journal.doubt(batch)
-            self._lost.update((request.job, request.slot) for request in requests if request.enqueue is not None)
-            raise
-
-    def _claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        if any(request.enqueue is not None for request in requests):
-            return self._one_step.store.claim_and_send(requests)
-        return self._backend.claim(requests)
 
     def _resolve(self, want: Want, answer: Answer) -> None:
         doubted = self._journal.answered(want)

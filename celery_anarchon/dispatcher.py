@@ -16,13 +16,13 @@ No Celery, no thread and no sleep in here: :meth:`Dispatcher.tick` returns how l
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from celery_anarchon import events, wire
 from celery_anarchon.agenda import Agenda
 from celery_anarchon.backends.base import ClaimBackend, Confirmation
 from celery_anarchon.chains import Chains
-from celery_anarchon.claiming import Claiming
+from celery_anarchon.claiming import Asked, Claiming
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError, BackendUnavailable, OutcomeUnknown
 from celery_anarchon.job import Job
@@ -212,25 +212,44 @@ class Dispatcher:
         share = Share(due, self.owner)
         wants: list[Want] = []
         try:
-            while share and self._goes_on():
-                some = self._planning.some(share, now)
-                wants += some
-                for batch in batches(some, self.settings.batch):
-                    if self._goes_on():
-                        self._publish(self._claim(batch))
-                if self.one_step.others_are_faster:
-                    share.turn()
+            self._send(share, now, wants)
         finally:
             move_cursors(wants)
             for watched in due:
                 self._planning.again(watched)
 
+    def _send(self, share: Share, now: Millis, wants: list[Want]) -> None:
+        """Plan, claim and publish batch after batch; what is planned goes into *wants*. While answers are under way the
+        next batch is begun."""
+        under_way: Asked | None = None
+        try:
+            for batch in self._batches(share, now, wants):
+                self._look()
+                asked = self._claiming.begin(batch)
+                before, under_way = under_way, asked if asked.under_way else None
+                if before is not None:
+                    self._finish(before, share)
+                if not asked.under_way and self._goes_on():
+                    self._finish(asked, share)
+        finally:
+            if under_way is not None:
+                self._finish(under_way, share)
+
+    def _batches(self, share: Share, now: Millis, wants: list[Want]) -> Iterator[Sequence[Want]]:
+        while share and self._goes_on():
+            some = self._planning.some(share, now)
+            wants += some
+            for batch in batches(some, self.settings.batch):
+                if self._goes_on():
+                    yield batch
+
     def _goes_on(self) -> bool:
         return not (self.stopping() or self._broker.away)
 
-    def _claim(self, batch: Sequence[Want]) -> list[Won]:
-        self._look()
-        return self._claiming.ask(batch)
+    def _finish(self, asked: Asked, share: Share) -> None:
+        self._publish(asked.won())
+        if self.one_step.others_are_faster:
+            share.turn()
 
     def _ask_again(self) -> None:
         """Where nobody takes over: claims whose answer was lost. What they won may be planned by nobody any more."""
@@ -239,7 +258,8 @@ class Dispatcher:
         if not wants or self.stopping() or not self._broker_answers():
             return
         for batch in batches(wants, self.settings.batch):
-            self._publish(self._claim(batch))
+            self._look()
+            self._publish(self._claiming.begin(batch).won())
 
     def _publish(self, won: Iterable[Won]) -> None:
         for item in won:

@@ -10,7 +10,7 @@ that was confirmed a moment later: beats that send in one step and beats that do
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from celery_anarchon.backends.base import ClaimRequest, ClaimResult, Command, Takeover
 from celery_anarchon.backends.runs import RunBackend
@@ -41,6 +41,12 @@ class OneStepBackend(RunBackend):
         * O5 The time of sending and the queue limit are those of a ``confirm`` in that moment, with the `late` and the
           `delay` of the message.
         """
+
+    def begin_claims(self, requests: Sequence[ClaimRequest]) -> Callable[[], list[ClaimResult]]:
+        """O7: ``claim_and_send``, whose answers are what this returns says when it is called, once. A store that can
+        lets the caller go on meanwhile, and ask other things; so errors may come here or there."""
+        results = self.claim_and_send(requests)
+        return lambda: results
 
     @abc.abstractmethod
     def takeover_and_send(self, wishes: Sequence[Takeover]) -> list[ClaimResult | None]:

@@ -1,4 +1,4 @@
-"""The clauses of claims that take their messages along (O1-O6), asked where ``traits.one_step``. Each docstring names
+"""The clauses of claims that take their messages along (O1-O7), asked where ``traits.one_step``. Each docstring names
 the incident it prevents.
 
 Belongs here: :class:`~celery_anarchon.backends.onestep.OneStepBackend`. Does not belong here: what a message is.
@@ -197,7 +197,7 @@ class OneStepSuite(OverlapSuite):
         assert harness.raw_queue(QUEUE) == []
         assert confirm_run(client, "job", slot, "x", 2), "it is published as ever"
 
-    # --- O4 .. O6 -----------------------------------------------------------------------------------------------------
+    # --- O4 .. O7 -----------------------------------------------------------------------------------------------------
 
     @needs("one_step")
     def test_O4_what_cannot_be_written_leaves_nothing(self, harness: BackendHarness) -> None:
@@ -252,6 +252,33 @@ class OneStepSuite(OverlapSuite):
         sent = ClaimResult(Answer.ALREADY_SENT)
         assert client.decided(places, "y") == [old, sent, None, None, None, taken, None]
         assert client.decided([], "x") == []
+
+    @needs("one_step")
+    def test_O7_batches_under_way(self, harness: BackendHarness) -> None:
+        """A beat goes on with its next batch: the answers of one are taken for those of the other, or what is between
+        them for an answer."""
+        client, other = harness.connect_one_step(), harness.connect_one_step()
+        base = self.base(client)
+        assert claim(other, "job", base + 1, "y") is Answer.WON
+        ask = partial(self.asked, harness)
+        first = client.begin_claims([ask(base, "x"), ask(base + 1, "x")])
+        second = client.begin_claims([ask(base + 2, "x"), ask(base + 3, "x"), ask(base + 4, "x")])
+        assert client.decided([("job", base + 1)], "x") == [ClaimResult(Answer.TAKEN)]
+        assert first() == [SENT, ClaimResult(Answer.TAKEN)]
+        assert second() == [SENT] * 3
+        assert sorted(harness.raw_queue(QUEUE)) == [f"job {base + number} of x" for number in (0, 2, 3, 4)]
+        assert client.begin_claims([ask(base, "x")])() == [ClaimResult(Answer.ALREADY_SENT)]
+
+    @needs("one_step", "breakable")
+    def test_O7_an_answer_that_was_lost_under_way(self, harness: BackendHarness) -> None:
+        """Read as no, or as the answer to something else."""
+        client, again = harness.connect_one_step(), harness.connect_one_step()
+        base = self.base(client)
+        requests = [self.asked(harness, base + number, "x") for number in range(3)]
+        with harness.reply_lost(client):
+            assert isinstance(raised_by(lambda: client.begin_claims(requests)()), OutcomeUnknown)
+        assert again.begin_claims(requests)() == [ClaimResult(Answer.ALREADY_SENT)] * 3
+        assert len(harness.raw_queue(QUEUE)) == 3
 
 
 def _drop_record(client: OneStepBackend, job: str, slot: Millis) -> None:

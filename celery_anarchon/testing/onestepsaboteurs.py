@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -128,6 +128,22 @@ class EveryRecordIsAnothers(MemoryBackend):
         return known if known is not None or space.find(job, slot) is None else ClaimResult(Answer.TAKEN)
 
 
+class AnswersTheLatest(MemoryBackend):
+    """O7: of two batches under way the answers to the second are given to the first."""
+
+    def begin_claims(self, requests: Sequence[ClaimRequest]) -> Callable[[], list[ClaimResult]]:
+        self.latest = self.claim_and_send(requests)
+        return lambda: self.latest
+
+
+class LeavesTheMessagesBehind(MemoryBackend):
+    """O7: what is begun is a claim only."""
+
+    def begin_claims(self, requests: Sequence[ClaimRequest]) -> Callable[[], list[ClaimResult]]:
+        results = self.claim(requests)
+        return lambda: results
+
+
 ONE_STEP_SABOTEURS: dict[str, tuple[type[MemoryBackend], ...]] = {
     "O1": (SendsBeforeItAsks, ClaimsAndForgetsTheMessage, StaysClaimed),
     "O2": (EnqueuesAgain, SendsWhatMayBeOut),
@@ -135,5 +151,6 @@ ONE_STEP_SABOTEURS: dict[str, tuple[type[MemoryBackend], ...]] = {
     "O4": (SendsHalfAMessage, StopsAtABadOne),
     "O5": (IgnoresTheEta,),
     "O6": (NothingIsDecided, EveryRecordIsAnothers),
+    "O7": (AnswersTheLatest, LeavesTheMessagesBehind),
 }
 """Clause -> the backends that break it."""

@@ -118,14 +118,14 @@ def test_where_messages_cost_nothing_nobody_looks_first(world: World) -> None:
 
 
 def test_where_others_are_faster_it_looks_first_all_the_same(world: World) -> None:
-    jobs = [job(f"job-{n}") for n in range(200)]
+    jobs = [job(f"job-{n}") for n in range(400)]
     first, second = Maker(cheap=True), Maker(cheap=True)
     world.beat("a", *jobs, builder=first)
     world.beat("b", *jobs, builder=second)
     world.run(MINUTE)
-    assert len(queue(world)) == len(set(queue(world))) == 200
-    assert len(first.built) == 200
-    assert len(second.built) == world.settings.batch, "of the second batch none"
+    assert len(queue(world)) == len(set(queue(world))) == 400
+    assert len(first.built) == 400
+    assert len(second.built) == 2 * world.settings.batch, "and none of the third: two are under way before it knows"
 
 
 def test_a_beat_in_two_steps_beside_one_in_one(world: World) -> None:

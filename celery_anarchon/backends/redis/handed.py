@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from celery_anarchon.backends.redis.replies import connect_failure, words_of
 from celery_anarchon.backends.redis.scripts import Argument, Call
-from celery_anarchon.backends.redis.source import REDIRECTIONS, Source, check_timeout
+from celery_anarchon.backends.redis.source import REDIRECTIONS, OneServer, Source, check_timeout
 from celery_anarchon.backends.redis.talk import Driver, Wait, ask, disconnect
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 
@@ -37,7 +37,7 @@ def _borrowed(client: Any, driver: Driver, where: str) -> Iterator[Any]:
         pool.release(link)
 
 
-class Handed(Source):
+class Handed(OneServer):
     """A client of one server that the app has. Never closed."""
 
     def __init__(self, client: Any, driver: Driver, wait: Wait | None) -> None:
@@ -48,15 +48,8 @@ class Handed(Source):
     def check(self) -> None:
         check_timeout(self.where, self._client.connection_pool.connection_kwargs, self._wait)
 
-    def perform(self, calls: Sequence[Call], *, writes: bool, wait: Wait | None = None) -> list[Any]:
-        with _borrowed(self._client, self._driver, self.where) as link:
-            replies = self._perform_on(link, calls, writes=writes, wait=wait)
-            self._settle(replies, writes=writes)
-        return replies
-
-    def ask(self, *command: Argument) -> Any:
-        with _borrowed(self._client, self._driver, self.where) as link:
-            return ask(link, self._driver, self.where, *command)
+    def _use(self) -> AbstractContextManager[Any]:
+        return _borrowed(self._client, self._driver, self.where)
 
     def close(self) -> None:
         """It is not ours."""

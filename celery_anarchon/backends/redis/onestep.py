@@ -7,17 +7,18 @@ cluster it could not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from celery_anarchon.backends.base import ClaimRequest, ClaimResult, Command, Enqueue, Takeover, Terms
 from celery_anarchon.backends.onestep import OneStepBackend
+from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE
 from celery_anarchon.backends.redis.messages import Forms
 from celery_anarchon.backends.redis.records import terms_json
 from celery_anarchon.backends.redis.runs import RedisRuns
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
-from celery_anarchon.backends.redis.store import encoded
+from celery_anarchon.backends.redis.store import chunks, encoded
 from celery_anarchon.errors import OutcomeUnknown
 from celery_anarchon.model import Answer, Millis
 
@@ -36,6 +37,20 @@ class RedisOneStep(RedisRuns, OneStepBackend):
 
     def claim_and_send(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
         return self._claims(requests, with_messages=True)
+
+    def begin_claims(self, requests: Sequence[ClaimRequest]) -> Callable[[], list[ClaimResult]]:
+        if self._source.sharded or self._wait is not None:
+            return super().begin_claims(requests)
+        calls = [self._claim_call(some, with_messages=True) for some in chunks(requests, ROWS_AT_ONCE)]
+        replies = self._source.begin(calls, writes=True)
+
+        def results() -> list[ClaimResult]:
+            rows = [row for reply in replies() for row in _rows(reply)]
+            if len(rows) != len(requests):
+                raise OutcomeUnknown(f"{self.describe()}: {len(requests)} claims got {len(rows)} answers")
+            return [self._result(row) for row in rows]
+
+        return results
 
     def _claims(self, requests: Sequence[ClaimRequest], *, with_messages: bool) -> list[ClaimResult]:
         found = self._in_calls(

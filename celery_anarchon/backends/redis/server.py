@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from celery_anarchon.backends.redis.address import Address, Host
 from celery_anarchon.backends.redis.links import Links, Opener
 from celery_anarchon.backends.redis.replies import Unusable
-from celery_anarchon.backends.redis.scripts import Argument, Call
-from celery_anarchon.backends.redis.source import Source
+from celery_anarchon.backends.redis.source import OneServer
 from celery_anarchon.backends.redis.talk import Driver, Wait, ask, disconnect
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 
 __all__ = ["Own"]
 
 
-class Own(Source):
+class Own(OneServer):
     """One server at a time: named directly, or by sentinels."""
 
     def __init__(self, address: Address, driver: Driver, wait: Wait | None) -> None:
@@ -26,20 +26,16 @@ class Own(Source):
         self._links = Links(self._connect, self._opener.alive)
         self._sentinels = list(address.hosts)
 
-    def perform(self, calls: Sequence[Call], *, writes: bool, wait: Wait | None = None) -> list[Any]:
-        with self._links.use() as link:
-            replies = self._perform_on(link, calls, writes=writes, wait=wait)
-            try:
-                self._settle(replies, writes=writes)
-            except (BackendUnavailable, OutcomeUnknown):
-                # Perhaps it is not the master any more, or reads its data: ask for the way anew.
-                self._links.drop()
-                raise
-        return replies
+    def _use(self) -> AbstractContextManager[Any]:
+        return self._links.use()
 
-    def ask(self, *command: Argument) -> Any:
-        with self._links.use() as link:
-            return ask(link, self._driver, self.where, *command)
+    def _settle(self, replies: Sequence[Any], *, writes: bool, applied: bool = False) -> None:
+        try:
+            super()._settle(replies, writes=writes, applied=applied)
+        except (BackendUnavailable, OutcomeUnknown):
+            # Perhaps it is not the master any more, or reads its data: ask for the way anew.
+            self._links.drop()
+            raise
 
     def close(self) -> None:
         self._links.close()

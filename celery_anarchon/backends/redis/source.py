@@ -7,15 +7,16 @@ Belongs here: what a batch's replies mean together. Does not belong here: how a 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from celery_anarchon.backends.redis.replies import refusal, sign_of, words_of
 from celery_anarchon.backends.redis.scripts import Argument, Call
-from celery_anarchon.backends.redis.talk import Driver, Wait, run
+from celery_anarchon.backends.redis.talk import Driver, Wait, ask, replies_to, send
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
 
-__all__ = ["REDIRECTIONS", "Source", "check_timeout"]
+__all__ = ["REDIRECTIONS", "OneServer", "Source", "check_timeout"]
 
 REDIRECTIONS = 5
 """How often a call follows the cluster's word that its keys have moved. Each error reply means: not applied."""
@@ -41,6 +42,12 @@ class Source(abc.ABC):
         former.
         """
 
+    def begin(self, calls: Sequence[Call], *, writes: bool) -> Callable[[], list[Any]]:
+        """As :meth:`perform`, and what this answers has the replies: where it can be, they are under way meanwhile.
+        It is to be called, once."""
+        replies = self.perform(calls, writes=writes)
+        return lambda: replies
+
     @abc.abstractmethod
     def ask(self, *command: Argument) -> Any:
         """The reply of any one server to a command that changes nothing."""
@@ -57,14 +64,28 @@ class Source(abc.ABC):
 
     def _perform_on(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> list[Any]:
         """The replies of one server; an error among them stands in its place."""
-        try:
-            replies, acknowledged = run(link, self._driver, calls, wait if writes else None)
-        except self._driver.failures as error:
-            words = f"{self.where}: the reply did not come ({words_of(error)})"
-            raise (OutcomeUnknown if writes else BackendUnavailable)(words) from error
+        self._send_on(link, calls, writes=writes, wait=wait)
+        return self._replies_on(link, calls, writes=writes, wait=wait)
+
+    def _send_on(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> None:
+        with self._told(writes=writes):
+            send(link, calls, wait if writes else None)
+
+    def _replies_on(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> list[Any]:
+        with self._told(writes=writes):
+            replies, acknowledged = replies_to(link, self._driver, calls, wait if writes else None)
         if wait is not None and writes:
             self._check_wait(acknowledged, wait)
         return replies
+
+    @contextmanager
+    def _told(self, *, writes: bool) -> Iterator[None]:
+        """What the driver raises, as what it means: a call that was sent, even a part of it, may have been applied."""
+        try:
+            yield
+        except self._driver.failures as error:
+            words = f"{self.where}: the reply did not come ({words_of(error)})"
+            raise (OutcomeUnknown if writes else BackendUnavailable)(words) from error
 
     def _check_wait(self, acknowledged: Any, wait: Wait) -> None:
         if isinstance(acknowledged, Exception):
@@ -106,6 +127,40 @@ class Source(abc.ABC):
         if applied:
             return OutcomeUnknown(f"{words} (a part of the batch was applied)")
         return BackendUnavailable(f"{words}; this passes")
+
+
+class OneServer(Source):
+    """A source of which all calls go to one server at a time."""
+
+    @abc.abstractmethod
+    def _use(self) -> AbstractContextManager[Any]:
+        """A connection for one call; an error within closes it. Raises only ours."""
+
+    def perform(self, calls: Sequence[Call], *, writes: bool, wait: Wait | None = None) -> list[Any]:
+        with self._use() as link:
+            self._send_on(link, calls, writes=writes, wait=wait)
+            return self._settled(link, calls, writes=writes, wait=wait)
+
+    def begin(self, calls: Sequence[Call], *, writes: bool) -> Callable[[], list[Any]]:
+        with ExitStack() as stack:
+            link = stack.enter_context(self._use())
+            self._send_on(link, calls, writes=writes, wait=None)
+            left_open = stack.pop_all()
+
+        def replies() -> list[Any]:
+            with left_open:
+                return self._settled(link, calls, writes=writes, wait=None)
+
+        return replies
+
+    def _settled(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> list[Any]:
+        replies = self._replies_on(link, calls, writes=writes, wait=wait)
+        self._settle(replies, writes=writes)
+        return replies
+
+    def ask(self, *command: Argument) -> Any:
+        with self._use() as link:
+            return ask(link, self._driver, self.where, *command)
 
 
 def check_timeout(where: str, options: Mapping[str, Any], wait: Wait | None) -> None:

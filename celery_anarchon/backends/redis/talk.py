@@ -17,7 +17,7 @@ from celery_anarchon.backends.redis.replies import Unusable, refusal, sign_of, w
 from celery_anarchon.backends.redis.scripts import Argument, Call
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 
-__all__ = ["Commands", "Driver", "Wait", "ask", "disconnect", "exchange", "run"]
+__all__ = ["Commands", "Driver", "Wait", "ask", "disconnect", "exchange", "replies_to", "send"]
 
 Commands = Sequence[Sequence[Argument]]
 
@@ -44,6 +44,10 @@ class Driver:
 def exchange(link: Any, driver: Driver, commands: Commands) -> list[Any]:
     """Send *commands* at once and read all replies; one that is an error stands in its place."""
     link.send_packed_command([b"".join(map(_packed, commands))])
+    return _read(link, driver, commands)
+
+
+def _read(link: Any, driver: Driver, commands: Commands) -> list[Any]:
     replies: list[Any] = []
     for _ in commands:
         try:
@@ -81,9 +85,14 @@ def ask(link: Any, driver: Driver, where: str, *command: Argument) -> Any:
     return reply
 
 
-def run(link: Any, driver: Driver, calls: Sequence[Call], wait: Wait | None) -> tuple[list[Any], int | None]:
-    """The replies to *calls*, and how many replicas have them."""
-    replies = exchange(link, driver, [*(call.by_digest() for call in calls), *_fence(calls, wait)])
+def send(link: Any, calls: Sequence[Call], wait: Wait | None) -> None:
+    """Ask; :func:`replies_to` has the answers."""
+    link.send_packed_command([b"".join(map(_packed, _commands(calls, wait)))])
+
+
+def replies_to(link: Any, driver: Driver, calls: Sequence[Call], wait: Wait | None) -> tuple[list[Any], int | None]:
+    """The replies to *calls* that were sent, and how many replicas have them."""
+    replies = _read(link, driver, _commands(calls, wait))
     unknown = [
         number
         for number, reply in enumerate(replies[: len(calls)])
@@ -98,6 +107,10 @@ def run(link: Any, driver: Driver, calls: Sequence[Call], wait: Wait | None) -> 
         replies[len(calls) :] = second[len(again) :]
     acknowledged = replies[-1] if wait is not None else None
     return replies[: len(calls)], acknowledged
+
+
+def _commands(calls: Sequence[Call], wait: Wait | None) -> Commands:
+    return [*(call.by_digest() for call in calls), *_fence(calls, wait)]
 
 
 def _fence(calls: Sequence[Call], wait: Wait | None) -> list[Sequence[Argument]]:
