@@ -21,12 +21,14 @@ from celery_anarchon.model import Millis, Overlap, Terms, Traits
 from celery_anarchon.options import (
     JOB_OPTIONS,
     THIS_STORE,
+    WORKER_SIDE,
     JobOptions,
     Kind,
     OptionSources,
     Settings,
     check_defaults,
     check_job_name,
+    is_stock,
     job_options,
     nearest,
     scheduler_settings,
@@ -168,12 +170,8 @@ class JobFactory:
             )
         if options.timeout is not None and (entry.options or {}).get("time_limit") is not None:
             raise OptionError(f"job {name!r}: options 'timeout' and 'time_limit' mean the same; remove one of them")
-        if entry.task in CANVAS and options.needs_workers:
-            option = "overlap" if options.overlap is not Overlap.ALLOW else "max_attempts"
-            raise OptionError(
-                f"job {name!r}: option {option!r} is about one run, and {entry.task} is many messages; remove it, or "
-                "schedule a task that starts the canvas"
-            )
+        if entry.task in CANVAS:
+            self._refuse_for_canvas(name, entry.task, given)
         sent = entry.options or {}
         eta = sent.get("eta")
         return Job(
@@ -186,6 +184,17 @@ class JobFactory:
             countdown=_span(sent.get("countdown")) or 0,
             eta=wire.instant(eta) if isinstance(eta, datetime) and eta.tzinfo else None,
         )
+
+    def _refuse_for_canvas(self, name: str, task: str, given: Mapping[str, Any]) -> None:
+        """Nothing of what is written for this very job may be ignored; defaults are not for it."""
+        by_name = self._by_name.get(name, {})
+        for option in sorted(WORKER_SIDE):
+            value = by_name.get(option) if given.get(option) is None else given[option]
+            if value is not None and not is_stock(option, value):
+                raise OptionError(
+                    f"job {name!r}: option {option!r} is about one run, and {task} is many messages; remove it, or "
+                    "schedule a task that starts the canvas"
+                )
 
     def _terms(self, task: str, options: JobOptions, expires: Any) -> Terms | None:
         """What runs are followed by, where they are: by workers that ask the store, and not those of a canvas."""
@@ -209,23 +218,28 @@ class JobFactory:
         if given or name in self._by_name:
             return self._alike.one(resolved())
         # Most jobs have no options of their own: what the defaults make of such a job depends on its class alone, and
-        # on whether it names a zone.
-        schedule = entry.schedule
-        return self._alike.options(
-            (kind, isinstance(schedule, crontab), isinstance(schedule, cron) and schedule.zone is not None), resolved
-        )
+        # on which of them are not for it.
+        return self._alike.options((kind, isinstance(entry.schedule, crontab), _not_for(entry)), resolved)
 
     def _sources(self, name: str, kind: Kind, entry: ScheduleEntry, given: Mapping[str, Any]) -> OptionSources:
-        settings, defaults = self._option_settings, dict(self._defaults)
-        if isinstance(entry.schedule, cron) and entry.schedule.zone is not None:
-            # A zone written into the schedule is stronger than a default for all jobs.
-            settings = {option: value for option, value in settings.items() if option != "timezone"}
-            defaults.pop("timezone", None)
+        left_out = _not_for(entry)
+        settings = {option: value for option, value in self._option_settings.items() if option not in left_out}
+        defaults = {option: value for option, value in self._defaults.items() if option not in left_out}
         if kind is Kind.CRON and isinstance(entry.schedule, crontab) and settings.get("max_late") is None:
             deadline = self.app.conf.get("beat_cron_starting_deadline")
             if deadline is not None:
                 settings = {**settings, "max_late": deadline}
         return OptionSources(entry=given, by_name=self._by_name.get(name, {}), defaults=defaults, settings=settings)
+
+
+def _not_for(entry: ScheduleEntry) -> frozenset[str]:
+    """The options whose defaults are not for this entry: it cannot take them, or says the same in another way."""
+    found: frozenset[str] = WORKER_SIDE if entry.task in CANVAS else frozenset()
+    if isinstance(entry.schedule, cron) and entry.schedule.zone is not None:
+        found |= {"timezone"}
+    if (entry.options or {}).get("time_limit") is not None:
+        found |= {"timeout"}
+    return found
 
 
 def _span(value: Any) -> Millis | None:

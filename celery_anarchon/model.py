@@ -113,14 +113,14 @@ class Answer(str, enum.Enum):
     WON = "won"
     TAKEN = "taken"
     ALREADY_SENT = "already-sent"
-    """Won by this owner earlier and no longer `claimed`: nothing to publish (protocol H14)."""
+    """Won by this owner earlier and no longer `claimed`: nothing to publish."""
     TOO_OLD = "too-old"
     """At or below the job's floor: its record was dropped, so nobody may claim it again."""
     TOO_EARLY = "too-early"
     """Later than the store's clock allows: ask again when its time has come."""
     WAIT = "wait"
-    """Another slot of the job is claimed and not published yet, and may not overlap (protocol H13): nothing is
-    recorded, ask again soon."""
+    """Another slot of the job is claimed and not published yet, and may not overlap: nothing is recorded, ask again
+    soon."""
     SKIPPED = "skipped"
     """An earlier run of the job lives: recorded as an end, nothing to publish."""
     WAITING = "waiting"

@@ -22,8 +22,9 @@ from celery_anarchon.backends import postgres, sqlite
 from celery_anarchon.backends.nats import connection as nats
 from celery_anarchon.backends.rabbitmq import link as rabbitmq
 from celery_anarchon.backends.redis import idmp, store, strategies
+from celery_anarchon.errors import OptionError
 from celery_anarchon.model import Traits
-from celery_anarchon.options import JOB_OPTIONS, LEASE_ONLY, Kind, check_job_options
+from celery_anarchon.options import JOB_OPTIONS, LEASE_ONLY, OWN_SETTINGS, Kind, check_job_options, scheduler_settings
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "backends-overview.md"
@@ -220,8 +221,18 @@ def options() -> str:
         lines.append(
             [f"`{option}`", _taken(option, kinds[True]), _taken(option, kinds[False]), _REMARKS.get(option, "")]
         )
-    lines.append(["`anarchon_lease`, `anarchon_heartbeat`", "yes", "refused", "settings of the scheduler"])
+    claim_only = kinds[False][0].traits
+    refused = [f"`anarchon_{name}`" for name in sorted(OWN_SETTINGS) if not _sets(name, claim_only)]
+    lines.append([", ".join(refused), "yes", "refused", "settings of the scheduler"])
     return _table(lines)
+
+
+def _sets(setting: str, traits: Traits) -> bool:
+    try:
+        scheduler_settings({setting: {"packaged_tzdata": False, "one_step": "auto"}.get(setting, 5)}, traits)
+    except OptionError:
+        return False
+    return True
 
 
 def _taken(option: str, stores: Sequence[Store]) -> str:

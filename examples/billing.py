@@ -3,7 +3,7 @@
 ``max_attempts=1`` starts one body for each slot, whatever happens to its worker, its message or its beat. Each write is
 keyed by the run's slot, so that a body which was cut off can be finished by hand without charging anybody again.
 
-    celery -A billing worker -l info
+    celery -A billing worker -l info --without-gossip --without-mingle --without-heartbeat
     celery -A billing beat -l info          # as many as you like
 
     celery -A billing anarchon history charge

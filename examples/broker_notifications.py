@@ -3,6 +3,7 @@
 That asks nothing of the store but "was I first?", and any store can say that: those that only take claims, too. The
 default is such a one, Redis with ``strategy=script``, on the Redis that is the broker already.
 
+    python -m pip install "celery-anarchon[redis]"
     python broker_notifications.py "Your parcel has left" "Your parcel is here"
     celery -A broker_notifications worker -l info
     celery -A broker_notifications beat -l info             # as many as you like

@@ -5,7 +5,7 @@ be sent in time, and ``expires`` what no worker took in time: after an outage th
 times. None of these needs leases, so any store will do. (On one with leases beat warns that ``max_late`` is shorter
 than a takeover takes. Here that is meant.)
 
-    celery -A cache_refresh worker -l info
+    celery -A cache_refresh worker -l info --without-gossip --without-mingle --without-heartbeat
     celery -A cache_refresh beat -l info            # as many as you like
 
 Environment: CELERY_BROKER_URL, CELERY_ANARCHON_BACKEND (any), REFRESH_EVERY, REFRESH_FILE.

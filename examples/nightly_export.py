@@ -4,7 +4,7 @@
 run goes on elsewhere. A worker that is stopped cold in the middle hands over at once. The next attempt writes what is
 missing, because parts are keyed by the run's slot. ``current_run().lost`` tells a body that another has taken over.
 
-    celery -A nightly_export worker -l info
+    celery -A nightly_export worker -l info --without-gossip --without-mingle --without-heartbeat
     celery -A nightly_export beat -l info           # as many as you like
 
     celery -A nightly_export anarchon history export

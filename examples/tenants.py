@@ -3,7 +3,7 @@
 A job is known by its name, so each tenant has slots, history and options of its own, and one that fails spoils no
 other's. ``offset="auto"`` gives each name its own place on the grid: a hundred hourly jobs do not start at once.
 
-    celery -A tenants worker -l info
+    celery -A tenants worker -l info --without-gossip --without-mingle --without-heartbeat
     celery -A tenants beat -l info          # as many as you like
 
     celery -A tenants anarchon next
@@ -40,5 +40,5 @@ def sync(tenant: str) -> None:
 
 
 for tenant, interval in TENANTS.items():
-    # Letters, digits, "_" and "-": names that every store takes.
+    # Any text will do as a name, on every store; no two may be equal.
     anarchon.every(f"sync-{tenant}", interval, sync, kwargs={"tenant": tenant}, offset="auto")

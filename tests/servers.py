@@ -1,7 +1,7 @@
 """Real servers for tests: private ones on free ports, or those that the environment names.
 
-``ANARCHON_TEST_<NAME>_URL`` points tests at a server of yours, which they neither flush nor stop. Otherwise the binary
-on PATH is started. Where there is neither, the test is skipped, and failed when CI is set.
+``ANARCHON_TEST_REDIS_URL`` points tests at a Redis of yours, which they neither flush nor stop. Otherwise the binary on
+PATH is started. Where there is neither, the test is skipped, and failed when CI is set.
 """
 
 from __future__ import annotations

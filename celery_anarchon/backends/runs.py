@@ -2,7 +2,8 @@
 
 Each operation is one row (or a few) of the protocol's table, and one atomic step of the store: its precondition is
 checked and its effect written in the same step, anything else changes nothing. Where a worker writes, its right is
-(attempt, retries) and the token of its delivery: the fence. ``tests/model/run_protocol.py`` checks the table itself.
+(attempt, retries) and the token of its delivery: the fence. The table is in ``tests/model/protocol.md``, and
+``tests/model/run_protocol.py`` checks it.
 
 Clauses have the letter W. All of :mod:`.base` holds as well, with these additions to ``claim``, ``confirm``,
 ``lapsed`` and ``takeover``:

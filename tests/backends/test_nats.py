@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,7 +25,7 @@ from celery_anarchon.backends.base import Confirmation, Keep
 from celery_anarchon.backends.nats import NatsBackend, connection
 from celery_anarchon.backends.registry import backend_from_url
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
-from celery_anarchon.model import Answer
+from celery_anarchon.model import Answer, RunState
 from celery_anarchon.testing.harness import ask, claim, claim_all
 
 Connect = Callable[..., NatsBackend]
@@ -387,6 +389,42 @@ def test_the_second_server_is_tried(server: NatsServer, namespace: str) -> None:
     client.open("app")
     assert client.now()
     client.close()
+
+
+def test_the_rights_that_the_documentation_names(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "nats.md").read_text()
+    (block,) = re.findall(r"^```json\n(.*?)^```$", page.partition("## Rights")[2], re.MULTILINE | re.DOTALL)
+    rights = json.loads(block)
+    makes = {right for right in rights["publish"] if ".CREATE." in right or ".UPDATE." in right}
+    assert len(makes) == 3
+    fewer = {**rights, "publish": [right for right in rights["publish"] if right not in makes]}
+    port = free_port()
+    settings = {
+        "listen": f"127.0.0.1:{port}",
+        "jetstream": {"store_dir": str(tmp_path / "data")},
+        "authorization": {
+            "users": [
+                {"user": "beat", "password": "pw", "permissions": rights},
+                {"user": "less", "password": "pw", "permissions": fewer},
+            ]
+        },
+    }
+    (tmp_path / "nats.conf").write_text(json.dumps(settings))
+    process = Server([binary(), "-c", str(tmp_path / "nats.conf")], port, tmp_path)
+    process.start()
+    try:
+        for number, user in enumerate(("beat", "less")):
+            client = NatsBackend(f"nats://{user}:pw@127.0.0.1:{port}")
+            client.open("app")
+            slot = client.now() - 10 + number
+            assert claim_all(client, [ask("job", slot, "a"), ask("job", slot, "b")]) == [Answer.WON, Answer.TAKEN]
+            assert claim(client, "job", slot, "a") is Answer.WON
+            client.confirm([Confirmation(job="job", slot=slot, owner="a", attempt=1, late=0)])
+            assert client.tidy([Keep(job="job", decided=slot, history_size=1_005)]) == 0
+            assert [run.state for run in client.history("job", 5)] == [RunState.DISPATCHED] * (number + 1)
+            client.close()
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize(

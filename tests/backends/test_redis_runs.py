@@ -273,13 +273,16 @@ def test_reading_makes_nothing(own: Private, prefix: str) -> None:
         assert client.dbsize() == 0
 
 
-def test_the_rights_that_the_documentation_names(own: Private, prefix: str) -> None:
+@pytest.mark.parametrize("database", [0, 1])
+def test_the_rights_that_the_documentation_names(own: Private, prefix: str, database: int) -> None:
     page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
-    rights = re.search(r"^ +(\+eval .*)$", page, re.MULTILINE)
-    assert rights is not None
+    found = re.search(r"^ +(\+eval .*)$", page, re.MULTILINE)
+    elsewhere = re.search(r"database other than 0 also `(\+select)`", page)
+    assert found is not None and elsewhere is not None
+    rights = [*found[1].split(), *([elsewhere[1]] if database else [])]
     with own.client() as client:
-        client.execute_command("ACL", "SETUSER", "worker", "on", ">pw", f"~{prefix}*", *rights[1].split())
-    with opened(f"redis://worker:pw@127.0.0.1:{own.port}/0", prefix) as backend:
+        client.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">pw", f"~{prefix}*", *rights)
+    with opened(f"redis://worker:pw@127.0.0.1:{own.port}/{database}", prefix) as backend:
         slot = base(backend)
         everything(backend, slot)
         backend.worker_seen(Worker(owner="w", label="w", version="1"))

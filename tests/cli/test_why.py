@@ -199,3 +199,11 @@ def test_every_reason_has_words() -> None:
         for found in pattern.findall(file.read_text())
     }
     assert written and written <= set(REASONS), written - set(REASONS)
+
+
+def test_the_page_has_every_state_and_every_reason() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text()
+    states = dict(re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| ([^|]*)\|$", page, re.MULTILINE))
+    assert set(states) == {str(state) for state in RunState}
+    assert {reason for cell in states.values() for reason in re.findall(r"`([a-z-]+)`", cell)} == set(REASONS)
+    assert dict(re.findall(r"^\| `([a-z-]+)` \| ([^|]+) \|$", page, re.MULTILINE)) == REASONS

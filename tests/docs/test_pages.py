@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -251,6 +252,28 @@ def test_extras_that_pages_name() -> None:
     there = set(metadata.metadata("celery-anarchon").get_all("Provides-Extra") or ())
     for page in PAGES:
         assert extras(page) <= there, page.name
+
+
+def test_the_table_of_extras_is_whole() -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text().partition("## Extras")[2].partition("\n## ")[0]
+    named = {
+        name for cell in re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)
+    }
+    assert named == set(metadata.metadata("celery-anarchon").get_all("Provides-Extra") or ())
+
+
+def test_the_log_has_the_lines_that_operations_explains() -> None:
+    code = "".join(file.read_text() for file in Path(celery_anarchon.__file__).parent.rglob("*.py"))
+    # Texts that go over several lines of code.
+    code = re.sub(r'"\s*f?"', "", code)
+    page = (ROOT / "docs" / "operations.md").read_text()
+    lines = [
+        line for cell in re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE) for line in re.findall(r"\*([^*]+)\*", cell)
+    ]
+    assert len(lines) > 30
+    for line in lines:
+        for words in re.split(r"\.\.\.|\bN(?: slots)?\b|REASON|[()]", line):
+            assert words.strip(" ,:;") in code, f"{line}: {words}"
 
 
 OVERVIEW = ["brokers-and-leases", "claims", "several-services", "examples", "own-backend"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import celery_anarchon
 from celery_anarchon.testing.runsaboteurs import MUTANTS, NOT_OF_A_STORE
 
 TESTS = Path(__file__).parents[1]
@@ -38,6 +39,26 @@ def test_every_mutant_has_a_test() -> None:
         file, _, name = place.partition("::")
         text = (TESTS / file).read_text()
         assert not name or f"def {name}(" in text, place
+
+
+PROTOCOL = Path(__file__).with_name("protocol.md").read_text()
+ID = re.compile(r"\b[RH]\d{1,2}\b")
+
+
+def test_every_id_that_comments_name_is_explained() -> None:
+    defined = set(re.findall(r"^\| ([RH]\d+) \|", PROTOCOL, re.MULTILINE))
+    package = Path(celery_anarchon.__file__).parent
+    found = {
+        name for folder in (package, TESTS) for file in folder.rglob("*.py") for name in ID.findall(file.read_text())
+    }
+    assert found and found <= defined
+    # What the reference shows is for people who have no repository.
+    assert not ID.findall((package / "model.py").read_text())
+
+
+def test_every_mutant_is_of_a_hole() -> None:
+    cells = re.findall(r"^\| H\d+ \| .* \| ([^|]*)\|$", PROTOCOL, re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`([a-z0-9-]+)`", cell)} == set(MUTANTS) | NOT_OF_A_STORE
 
 
 def test_every_mutant_of_the_model_is_known() -> None:

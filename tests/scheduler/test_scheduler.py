@@ -18,7 +18,7 @@ import celery_anarchon
 from celery_anarchon import Anarchon, Scheduler, at, cron, every, wire
 from celery_anarchon.backends.memory import MemoryBackend, MemoryStore
 from celery_anarchon.errors import ConfigurationError, OptionError
-from celery_anarchon.model import Coalesce
+from celery_anarchon.model import Coalesce, Overlap
 from celery_anarchon.options import JobOptions
 from celery_anarchon.testing.clock import ManualClock
 
@@ -313,6 +313,55 @@ def test_beat_max_loop_interval_bounds_the_wait(stage: Stage) -> None:
     stage.app.conf.beat_schedule = {"a": {"task": "t", "schedule": 3600}}
     stage.app.conf.beat_max_loop_interval = 3
     assert stage.scheduler().tick() <= 3
+
+
+def test_a_canvas_takes_no_option_about_one_run(stage: Stage) -> None:
+    """Its messages are not followed: what is written for it would be ignored, and what is a default is for others."""
+    Anarchon(stage.app, overlap="skip", max_attempts=2, queue_timeout="5m", on_unknown="skip", jitter=5)
+    steps = {"task": "celery.chain", "schedule": 60}
+    stage.app.conf.beat_schedule = {"chained": steps, "single": {"task": "t", "schedule": 60}}
+    stage.scheduler()
+    assert stage.options("chained") == JobOptions(jitter=5_000)
+    assert stage.options("single").overlap is Overlap.SKIP and stage.options("single").queue_timeout == 5 * MINUTE
+
+
+@pytest.mark.parametrize("task", ["celery.chain", "celery.group", "celery.chord"])
+@pytest.mark.parametrize(
+    "option", [{"overlap": "skip"}, {"max_attempts": 2}, {"queue_timeout": "5m"}, {"on_unknown": "skip"}]
+)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_option_about_one_run_is_refused_for_a_canvas(
+    stage: Stage, task: str, option: dict[str, Any], by_name: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    Anarchon(stage.app)
+    stage.app.conf.beat_schedule = {
+        "bad": {
+            "task": task,
+            "schedule": 60,
+            "options": {"anarchon": {"overlap": "allow", **({} if by_name else option)}},
+        }
+    }
+    if by_name:
+        del stage.app.conf.beat_schedule["bad"]["options"]
+        stage.app.conf.anarchon_jobs = {"bad": option}
+    with pytest.raises(SystemExit):
+        stage.scheduler()
+    for word in ("'bad'", f"'{next(iter(option))}'", task, "many messages"):
+        assert word in caplog.text
+
+
+def test_a_default_timeout_gives_way_to_the_entrys_own_time_limit(stage: Stage) -> None:
+    Anarchon(stage.app, timeout=90)
+    stage.app.conf.anarchon_timeout = 80
+    stage.app.conf.beat_schedule = {
+        "own": {"task": "t", "schedule": 60, "options": {"time_limit": 5}},
+        "rest": {"task": "t", "schedule": 60},
+    }
+    stage.scheduler()
+    assert (stage.options("own").timeout, stage.options("rest").timeout) == (None, 90_000)
+    stage.run(MINUTE)
+    limits = {message.headers["anarchon"]["job"]: message.headers["timelimit"][0] for message in stage.messages()}
+    assert limits == {"own": 5, "rest": 90}
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
