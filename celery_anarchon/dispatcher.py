@@ -310,6 +310,8 @@ class Dispatcher:
         return wire.run_id(self.backend.namespace, item.job.name, item.slot)
 
     def _note_sending(self, item: Won, late: Millis) -> None:
+        if not self.fanout.is_heard(events.Sending):
+            return
         run_id, task = self._run_id(item), item.job.task
         self.fanout.emit(
             events.Sending(job=item.job.name, slot=item.slot, run_id=run_id, attempt=item.attempt, late=late, task=task)
@@ -322,9 +324,9 @@ class Dispatcher:
         item.decide()
 
     def _is_out(self, item: Won, late: Millis) -> None:
-        self.fanout.emit(
-            events.Sent(job=item.job.name, slot=item.slot, run_id=self._run_id(item), attempt=item.attempt, late=late)
-        )
+        if self.fanout.is_heard(events.Sent):
+            name, slot, run_id = item.job.name, item.slot, self._run_id(item)
+            self.fanout.emit(events.Sent(job=name, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
         watched = self.agenda.get(item.job.name)
         if watched is not None:
             self._roster.touched(watched)

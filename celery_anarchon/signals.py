@@ -47,6 +47,11 @@ claim_lost = Signal(name="claim_lost")
 a claim that was never answered may have been applied. ``job``, ``slot``, ``run_id``, ``reason``."""
 
 
+def wants(kind: type[events.Event]) -> bool:
+    """Whether there is a signal of events of that kind, and, of the one that each slot has, a receiver."""
+    return kind is not events.Sending and (kind is not events.Sent or bool(run_dispatched.receivers))
+
+
 def teller(app: Celery, namespace: str) -> events.Listener:
     """A listener for :class:`celery_anarchon.events.Fanout` that sends the signals of *app*'s runs."""
 
