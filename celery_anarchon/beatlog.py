@@ -16,7 +16,7 @@ logger = logging.getLogger("celery_anarchon.beat")
 
 def log_event(event: events.Event) -> None:
     """A listener for :class:`celery_anarchon.events.Fanout`. Every line carries ``extra`` job, slot and action."""
-    if not wants(type(event)) or (_is_detail(event) and not logger.isEnabledFor(logging.DEBUG)):
+    if not wants(type(event)) and not (isinstance(event, events.Claimed) and event.answer in events.NEWS):
         return
     extra = {"action": type(event).__name__}
     for name in ("job", "slot", "attempt"):
@@ -31,12 +31,11 @@ def wants(kind: type[events.Event]) -> bool:
     return logger.isEnabledFor(_OF_EACH_SLOT.get(kind, logging.CRITICAL))
 
 
-_OF_EACH_SLOT: dict[type[events.Event], int] = {events.Sending: logging.INFO, events.Sent: logging.DEBUG}
-
-
-def _is_detail(event: events.Event) -> bool:
-    """One of a claim is of each slot, too; but some answers are news."""
-    return isinstance(event, events.Claimed) and event.answer not in (Answer.SKIPPED, Answer.WAITING)
+_OF_EACH_SLOT: dict[type[events.Event], int] = {
+    events.Claimed: logging.DEBUG,
+    events.Sending: logging.INFO,
+    events.Sent: logging.DEBUG,
+}
 
 
 def _traceback(event: events.Event) -> BaseException | None:

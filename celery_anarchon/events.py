@@ -15,6 +15,10 @@ from celery_anarchon.model import Answer, Millis, Run, RunState
 logger = logging.getLogger("celery_anarchon.beat")
 
 
+NEWS = frozenset({Answer.SKIPPED, Answer.WAITING})
+"""Answers to claims that are told whoever listens; of the others there are one or two for each slot."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
     """The store answered a claim."""

@@ -48,8 +48,11 @@ a claim that was never answered may have been applied. ``job``, ``slot``, ``run_
 
 
 def wants(kind: type[events.Event]) -> bool:
-    """Whether there is a signal of events of that kind, and, of the one that each slot has, a receiver."""
-    return kind is not events.Sending and (kind is not events.Sent or bool(run_dispatched.receivers))
+    """Whether there is a signal of events of that kind; of those of each slot, which are many, whether it has a
+    receiver."""
+    if kind is events.Sent:
+        return bool(run_dispatched.receivers)
+    return kind not in (events.Sending, events.Claimed)
 
 
 def teller(app: Celery, namespace: str) -> events.Listener:
@@ -66,9 +69,6 @@ def teller(app: Celery, namespace: str) -> events.Listener:
                 send(run_dispatched, event.job, event.slot, attempt=event.attempt, late=event.late / 1000)
             case events.Claimed(answer=Answer.SKIPPED):
                 send(run_skipped, event.job, event.slot, reason="overlap")
-            case events.Claimed() | events.Sending():
-                # One for each slot, and of no interest: no further look.
-                pass
             case events.SlotsGivenUp(state=RunState.MISFIRE):
                 send(run_misfired, event.job, event.newest, count=event.total, reason=event.reason)
             case events.Settled() | events.RunEnded():
