@@ -1,9 +1,10 @@
-"""Which job falls due next: a heap, so that a tick costs what is due and not what exists."""
+"""Which job falls due next: a heap of instants, so that a tick costs what is due and not what exists, and what falls
+due together costs little more than one of it."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from celery_anarchon import slots
@@ -32,7 +33,10 @@ class Agenda:
 
     def __init__(self) -> None:
         self._watched: dict[str, Watched] = {}
-        self._heap: list[tuple[Millis, str]] = []
+        self._heap: list[Millis] = []
+        """Each instant at which there is something."""
+        self._at: dict[Millis, Watched | list[Watched]] = {}
+        """What is at that instant; mostly it is one, and then lists would be most of the memory."""
 
     def __len__(self) -> int:
         return len(self._watched)
@@ -45,11 +49,14 @@ class Agenda:
 
     def watch(self, job: Job, cursor: Millis, since: Millis) -> Watched:
         """Watch *job* from *cursor* on. It falls due once :meth:`plan_again` was called."""
+        self.drop(job.name)
         watched = self._watched[job.name] = Watched(job, cursor, since)
         return watched
 
     def drop(self, name: str) -> None:
-        self._watched.pop(name, None)
+        watched = self._watched.pop(name, None)
+        if watched is not None:
+            watched.looked_at = -1
 
     def plan_again(self, watched: Watched) -> None:
         """Put the job where its next undecided slot falls due. Raises what its timetable raises."""
@@ -65,26 +72,42 @@ class Agenda:
         """Put the job at *when*, whatever its timetable says."""
         if self._watched.get(watched.job.name) is not watched:
             return
-        if watched.looked_at != when:
-            watched.looked_at = when
-            heapq.heappush(self._heap, (when, watched.job.name))
+        if watched.looked_at == when:
+            return
+        watched.looked_at = when
+        there = self._at.get(when)
+        if there is None:
+            self._at[when] = watched
+            heapq.heappush(self._heap, when)
+        elif isinstance(there, list):
+            there.append(watched)
+        else:
+            self._at[when] = [there, watched]
 
     def next_due(self) -> Millis | None:
         """When the first job falls due; None: none ever does."""
         while self._heap:
-            when, name = self._heap[0]
-            watched = self._watched.get(name)
-            if watched is not None and watched.looked_at == when:
+            when = self._heap[0]
+            if any(watched.looked_at == when for watched in self._there(when)):
                 return when
-            heapq.heappop(self._heap)
+            self._forget_first()
         return None
 
     def pop_due(self, now: Millis) -> list[Watched]:
         """Take out every job that has fallen due by *now*."""
         due: list[Watched] = []
-        while (when := self.next_due()) is not None and when <= now:
-            _, name = heapq.heappop(self._heap)
-            watched = self._watched[name]
-            watched.looked_at = -1
-            due.append(watched)
+        while self._heap and (when := self._heap[0]) <= now:
+            for watched in self._there(when):
+                # It may have been put elsewhere since, or here twice.
+                if watched.looked_at == when:
+                    watched.looked_at = -1
+                    due.append(watched)
+            self._forget_first()
         return due
+
+    def _there(self, when: Millis) -> Sequence[Watched]:
+        there = self._at[when]
+        return there if isinstance(there, list) else (there,)
+
+    def _forget_first(self) -> None:
+        del self._at[heapq.heappop(self._heap)]

@@ -16,7 +16,7 @@ logger = logging.getLogger("celery_anarchon.beat")
 
 def log_event(event: events.Event) -> None:
     """A listener for :class:`celery_anarchon.events.Fanout`. Every line carries ``extra`` job, slot and action."""
-    if not logger.isEnabledFor(_loudness(event)):
+    if not wants(type(event)) and not (isinstance(event, events.Claimed) and event.answer in events.NEWS):
         return
     extra = {"action": type(event).__name__}
     for name in ("job", "slot", "attempt"):
@@ -26,16 +26,16 @@ def log_event(event: events.Event) -> None:
     logger.log(level, "%s", text, extra=extra, exc_info=_traceback(event))
 
 
-def _loudness(event: events.Event) -> int:
-    """The level of its line where there are three such for each slot, which are not even written for nobody; else the
-    highest."""
-    if isinstance(event, events.Sending):
-        return logging.INFO
-    if isinstance(event, events.Sent):
-        return logging.DEBUG
-    if isinstance(event, events.Claimed) and event.answer not in (Answer.SKIPPED, Answer.WAITING):
-        return logging.DEBUG
-    return logging.CRITICAL
+def wants(kind: type[events.Event]) -> bool:
+    """Whether events of that kind have a line just now."""
+    return logger.isEnabledFor(_OF_EACH_SLOT.get(kind, logging.CRITICAL))
+
+
+_OF_EACH_SLOT: dict[type[events.Event], int] = {
+    events.Claimed: logging.DEBUG,
+    events.Sending: logging.INFO,
+    events.Sent: logging.DEBUG,
+}
 
 
 def _traceback(event: events.Event) -> BaseException | None:

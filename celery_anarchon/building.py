@@ -7,7 +7,7 @@ Does not belong here: which slots are asked for (:mod:`celery_anarchon.onestep`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -109,14 +109,12 @@ class CeleryBuilder:
         task = self.app.tasks.get(entry.task)
         return task is None or (type(task).apply_async is Task.apply_async and "apply_async" not in vars(task))
 
-    def is_cheap(self, job: Job) -> bool:
-        return self.templates.find(job) is not None
+    def quick(self, job: Job) -> Callable[[Dispatch], tuple[Command, ...]] | None:
+        return self.templates.find(job)
 
     def build(self, dispatch: Dispatch) -> tuple[Command, ...]:
-        commands = self.templates.message(dispatch)
-        if commands is None:
-            commands = self._record(dispatch)
-            self.templates.learn(dispatch, commands)
+        commands = self._record(dispatch)
+        self.templates.learn(dispatch, commands)
         return commands
 
     def _record(self, dispatch: Dispatch) -> tuple[Command, ...]:

@@ -135,7 +135,7 @@ class Claiming:
     def _won(self, want: Want, message: Message, result: ClaimResult, lease_over: float) -> Won | None:
         """What of this answer is this beat's to go on with."""
         job, slot, answer = want.watched.job, want.slot, result.answer
-        self._fanout.emit(events.Claimed(job=job.name, slot=slot, answer=answer))
+        self._tell(job, slot, answer)
         if answer is Answer.UNKNOWN:
             self._journal.doubt([want])
         else:
@@ -156,6 +156,10 @@ class Claiming:
             return None
         self._skips.won(job.name)
         return item
+
+    def _tell(self, job: Job, slot: Millis, answer: Answer) -> None:
+        if answer in events.NEWS or self._fanout.is_heard(events.Claimed):
+            self._fanout.emit(events.Claimed(job=job.name, slot=slot, answer=answer))
 
     def _was_sent(self, want: Want, result: ClaimResult) -> bool:
         """Whether its message is out, by this call or by one whose answer was lost."""
@@ -182,7 +186,7 @@ class Claiming:
         results = self._one_step.store.claim_and_send(requests) if one_step else self._backend.claim(requests)
         won = []
         for ((job, slot, _, _), _), message, result in zip(left, messages, results, strict=True):
-            self._fanout.emit(events.Claimed(job=job.name, slot=slot, answer=result.answer))
+            self._tell(job, slot, result.answer)
             if result.answer is Answer.WON:
                 item = Won(job, slot, result.attempt, deadline)
                 item.late = message.late if result.sent and isinstance(message, Enqueue) else None

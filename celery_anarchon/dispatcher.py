@@ -16,6 +16,7 @@ No Celery, no thread and no sleep in here: :meth:`Dispatcher.tick` returns how l
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from celery_anarchon import events, wire
@@ -37,7 +38,7 @@ from celery_anarchon.planning import Planning
 from celery_anarchon.publishing import BrokerAway, Builder, Dispatch, Publisher, PublishUnclear
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
-from celery_anarchon.sharing import Share
+from celery_anarchon.sharing import Share, Side
 from celery_anarchon.skew import FleetClock, Standing
 from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper
@@ -48,6 +49,10 @@ from celery_anarchon.wants import Want, Won, batches, move_cursors
 logger = logging.getLogger("celery_anarchon.beat")
 
 UNCLEAR_WAIT = 0.5
+
+MOMENT: Millis = 250
+"""How long what is left of a burst is left to the beats that are at it: a look at each slot takes from them what they
+need to send it."""
 
 
 class Dispatcher:
@@ -90,6 +95,7 @@ class Dispatcher:
         self._broker = Outage(self.clock)
         self._opened = False
         self._closed = False
+        self._left_to_others_at = -math.inf
 
         self._ledger = Ledger(backend)
         self._journal = Journal(backend, self.clock)
@@ -209,47 +215,56 @@ class Dispatcher:
             # The clock may have been set before it was read: nothing is given up, or claimed, by such a reading.
             return
         due = self.agenda.pop_due(now)
-        share = Share(due, self.owner)
+        share = Share(due, self._roster.place)
         wants: list[Want] = []
         try:
             self._send(share, now, wants)
         finally:
             move_cursors(wants)
+            if share.enclosed:
+                self._left_to_others_at = self.clock.monotonic()
+                for watched in share:
+                    watched.not_before = max(watched.not_before, now + MOMENT)
             for watched in due:
                 self._planning.again(watched)
 
     def _send(self, share: Share, now: Millis, wants: list[Want]) -> None:
         """Plan, claim and publish batch after batch; what is planned goes into *wants*. While answers are under way the
         next batch is begun."""
-        under_way: Asked | None = None
+        under_way: tuple[Asked, Side] | None = None
         try:
-            for batch in self._batches(share, now, wants):
+            for batch, side in self._batches(share, now, wants):
                 self._look()
                 asked = self._claiming.begin(batch)
-                before, under_way = under_way, asked if asked.under_way else None
+                before, under_way = under_way, (asked, side) if asked.under_way else None
                 if before is not None:
-                    self._finish(before, share)
+                    self._finish(share, *before)
                 if not asked.under_way and self._goes_on():
-                    self._finish(asked, share)
+                    self._finish(share, asked, side)
         finally:
             if under_way is not None:
-                self._finish(under_way, share)
+                self._finish(share, *under_way)
 
-    def _batches(self, share: Share, now: Millis, wants: list[Want]) -> Iterator[Sequence[Want]]:
-        while share and self._goes_on():
+    def _batches(self, share: Share, now: Millis, wants: list[Want]) -> Iterator[tuple[Sequence[Want], Side]]:
+        # Once: what others have not sent by then is nobody's.
+        may_leave = self.clock.monotonic() - self._left_to_others_at > 4 * MOMENT / 1000
+        while share and self._goes_on() and not (may_leave and share.enclosed):
+            side = share.side
             some = self._planning.some(share, now)
             wants += some
             for batch in batches(some, self.settings.batch):
                 if self._goes_on():
-                    yield batch
+                    yield batch, side
 
     def _goes_on(self) -> bool:
         return not (self.stopping() or self._broker.away)
 
-    def _finish(self, asked: Asked, share: Share) -> None:
+    def _finish(self, share: Share, asked: Asked, side: Side) -> None:
         self._publish(asked.won())
         if self.one_step.others_are_faster:
-            share.turn()
+            share.was_taken(side)
+        else:
+            share.was_open(side)
 
     def _ask_again(self) -> None:
         """Where nobody takes over: claims whose answer was lost. What they won may be planned by nobody any more."""
@@ -310,6 +325,8 @@ class Dispatcher:
         return wire.run_id(self.backend.namespace, item.job.name, item.slot)
 
     def _note_sending(self, item: Won, late: Millis) -> None:
+        if not self.fanout.is_heard(events.Sending):
+            return
         run_id, task = self._run_id(item), item.job.task
         self.fanout.emit(
             events.Sending(job=item.job.name, slot=item.slot, run_id=run_id, attempt=item.attempt, late=late, task=task)
@@ -322,9 +339,9 @@ class Dispatcher:
         item.decide()
 
     def _is_out(self, item: Won, late: Millis) -> None:
-        self.fanout.emit(
-            events.Sent(job=item.job.name, slot=item.slot, run_id=self._run_id(item), attempt=item.attempt, late=late)
-        )
+        if self.fanout.is_heard(events.Sent):
+            name, slot, run_id = item.job.name, item.slot, self._run_id(item)
+            self.fanout.emit(events.Sent(job=name, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
         watched = self.agenda.get(item.job.name)
         if watched is not None:
             self._roster.touched(watched)

@@ -15,6 +15,10 @@ from celery_anarchon.model import Answer, Millis, Run, RunState
 logger = logging.getLogger("celery_anarchon.beat")
 
 
+NEWS = frozenset({Answer.SKIPPED, Answer.WAITING})
+"""Answers to claims that are told whoever listens; of the others there are one or two for each slot."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
     """The store answered a claim."""
@@ -270,14 +274,31 @@ Event: TypeAlias = (
 Listener: TypeAlias = Callable[[Event], None]
 
 
+Wants: TypeAlias = Callable[[type[Event]], bool]
+
+
+def anything(kind: type[Event]) -> bool:
+    """What a listener wants that does not say."""
+    return True
+
+
 class Fanout:
     """Hands each event to every listener; what a listener raises is logged and goes no further."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = list(listeners)
+        self._wants: list[Wants] = [anything for _ in listeners]
 
-    def add(self, listener: Listener) -> None:
+    def add(self, listener: Listener, wants: Wants = anything) -> None:
+        """
+        :param wants: whether an event of that kind would be of interest just now. The listener may be given it anyway.
+        """
         self._listeners.append(listener)
+        self._wants.append(wants)
+
+    def is_heard(self, kind: type[Event]) -> bool:
+        """Whether anybody wants events of that kind: for those of each slot, which are not even made for nobody."""
+        return any(wants(kind) for wants in self._wants)
 
     def emit(self, event: Event) -> None:
         for listener in self._listeners:

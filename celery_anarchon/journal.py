@@ -73,6 +73,8 @@ class Journal:
 
     def answered(self, want: Want) -> bool:
         """The store has answered. True: after it had failed to before."""
+        if not self._doubted:
+            return False
         return self._doubted.pop((want.watched.job.name, want.slot), None) is not None
 
     def to_ask_again(self) -> list[Want]:

@@ -146,7 +146,7 @@ class OneStep:
         numbers = [
             number
             for number, ask in enumerate(asks)
-            if self.others_are_faster or not (alone or self.builder.is_cheap(ask.job))
+            if self.others_are_faster or not (alone or self.builder.quick(ask.job))
         ]
         if numbers:
             places = [(asks[number].job.name, asks[number].slot) for number in numbers]
@@ -158,10 +158,7 @@ class OneStep:
         """The messages of these slots, each as its own writes."""
         if not asks or not self._ready():
             return [None] * len(asks)
-        return [self._message(ask) if self._takes(ask.job) else None for ask in asks]
-
-    def _takes(self, job: Job) -> bool:
-        return self.builder.is_cheap(job) or self.builder.takes(job)
+        return [self._message(ask) for ask in asks]
 
     def was_taken(self, taken: int, asked: int) -> None:
         """So many slots of a batch were another beat's already: then looking first costs less than most messages."""
@@ -174,12 +171,15 @@ class OneStep:
 
     def _message(self, ask: Ask) -> Message:
         job, wall = ask.job, self._clock.wall()
+        make = self.builder.quick(job) if ask.attempt == 1 else None
+        if make is None:
+            if not self.builder.takes(job):
+                return None
+            make = self.builder.build
         late = max(0, wall - (ask.slot if ask.due is None else ask.due))
         run_id = wire.run_id(self._namespace, job.name, ask.slot)
         try:
-            commands = self.builder.build(
-                Dispatch(job=job, slot=ask.slot, attempt=ask.attempt, run_id=run_id, late=late)
-            )
+            commands = make(Dispatch(job=job, slot=ask.slot, attempt=ask.attempt, run_id=run_id, late=late))
         except (BrokerAway, PublishUnclear, NotOneStep):
             # Nothing is out yet. What is won is published as ever, and says then what is wrong.
             return None

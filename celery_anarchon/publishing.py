@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,8 +84,9 @@ class Builder(Protocol):
     def takes(self, job: Job) -> bool:
         """Whether messages of *job* can be made so; others are published."""
 
-    def is_cheap(self, job: Job) -> bool:
-        """Whether the next message of *job* costs next to nothing to make. Then it is one that this takes."""
+    def quick(self, job: Job) -> Callable[[Dispatch], tuple[Command, ...]] | None:
+        """What makes the next message of *job* at next to no cost, if it is of its first attempt; None: there is
+        nothing."""
 
     def build(self, dispatch: Dispatch) -> tuple[Command, ...]:
         """One message, not sent. Any exception but those below is the message's own fault.

@@ -62,6 +62,8 @@ class Roster:
         self._presence_at = clock.monotonic()
         self.others_live = True
         """Whether another beat was seen lately. Until the store was asked, the careful answer."""
+        self.place = 0.0
+        """Where this beat stands among those that live, from 0 to less than 1: all at equal distances."""
         self.had_workers = False
         """Whether a worker that asks the store was ever seen. Until then runs end, for the store, when they are sent:
         nobody would settle them."""
@@ -136,6 +138,8 @@ class Roster:
         living = backend.beats(within=3 * self._settings.heartbeat)
         others = [beat for beat in living if beat.owner != self._owner]
         self.others_live = bool(others)
+        owners = sorted({self._owner, *(beat.owner for beat in living)})
+        self.place = owners.index(self._owner) / len(owners)
         if isinstance(backend, RunBackend):
             self._look_for_workers(backend)
         self.agreed = all(beat.schedule == self._schedule for beat in living)

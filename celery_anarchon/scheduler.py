@@ -10,9 +10,8 @@ from typing import Any
 
 from celery import Celery, beat
 
-from celery_anarchon import __version__, events
+from celery_anarchon import __version__, beatlog, events, signals
 from celery_anarchon.backends.base import ClaimBackend
-from celery_anarchon.beatlog import log_event
 from celery_anarchon.building import CeleryBuilder
 from celery_anarchon.choice import APPS_OWN, app_name, choose_backend
 from celery_anarchon.clock import Clock, SystemClock
@@ -25,7 +24,6 @@ from celery_anarchon.live import CountingDict, WatchedSchedule
 from celery_anarchon.onestep import OneStep
 from celery_anarchon.options import late_warning
 from celery_anarchon.publish import CeleryPublisher
-from celery_anarchon.signals import teller
 from celery_anarchon.zonedata import packaged
 
 __all__ = ["Scheduler", "jobs_of"]
@@ -47,7 +45,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
     def __init__(self, app: Celery, *args: Any, lazy: bool = False, **kwargs: Any) -> None:
         self.dispatcher: Dispatcher | None = None
         self.data: CountingDict
-        self.fanout = events.Fanout(log_event)
+        self.fanout = events.Fanout()
+        self.fanout.add(beatlog.log_event, beatlog.wants)
         self._jobs: dict[str, Job] = {}
         self._stop_signals: list[int] = []
         super().__init__(app, *args, lazy=lazy, **kwargs)
@@ -77,7 +76,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self._jobs = {name: self._job(entry) for name, entry in self.schedule.items()}
         self.schedule.take_touched()
 
-        self.fanout.add(teller(self.app, backend.namespace))
+        self.fanout.add(signals.teller(self.app, backend.namespace), signals.wants)
         if settings.packaged_tzdata:
             logger.info("zones: those of the tzdata package, release %s", packaged())
         label = f"{socket.gethostname()}:{os.getpid()}"

@@ -1,40 +1,70 @@
 """How a fleet shares a burst: which of many due jobs a beat begins with, and where it goes on.
 
-All beats have one ring of jobs, and each begins at a place of its own. It goes forward until it comes to what another
-beat has sent by now; then it goes backward from where it began, towards the beat behind it, and so on, turning at each
-end. So two beats meet at the edges of what they did, and not at every second job. Nothing is agreed upon, and nothing
-depends on it: who sends a slot is the store's answer.
+All beats have one ring of jobs, and each begins at a place of its own, which follows from who else lives. It goes
+forward until it comes to what another beat has sent by now; then backward from where it began, towards the beat behind
+it. So two beats meet at the edges of what they did, and not at every second job. Where a beat has met others on both
+sides, what lies between is theirs, most likely, and it leaves them a moment for it.
+
+Nothing is agreed upon, and nothing depends on it: who sends a slot is the store's answer.
 """
 
 from __future__ import annotations
 
+import enum
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from celery_anarchon.agenda import Watched
 
 _RING = 2**32
 
 
-class Share:
-    """The jobs that are due, in the order of one beat."""
+class Side(enum.Enum):
+    """An end of what is left."""
 
-    def __init__(self, due: Iterable[Watched], owner: str) -> None:
-        begin = _place(owner)
-        self._left = deque(sorted(due, key=lambda watched: (_place(watched.job.name) - begin) % _RING))
-        self._backward = False
+    FORWARD = enum.auto()
+    BACKWARD = enum.auto()
+
+
+class Share:
+    """The jobs that are due, in the order of one beat.
+
+    :param begin: its place in the ring, from 0 to less than 1.
+    """
+
+    def __init__(self, due: Iterable[Watched], begin: float) -> None:
+        first = round(begin * _RING)
+        self._left = deque(sorted(due, key=lambda watched: (_place(watched.job.name) - first) % _RING))
+        self._met: set[Side] = set()
+        self.side = Side.FORWARD
+        """From where the next one is taken."""
 
     def __len__(self) -> int:
         return len(self._left)
 
+    def __iter__(self) -> Iterator[Watched]:
+        """What is left."""
+        return iter(self._left)
+
     def take(self) -> Watched:
         """The next one."""
-        return self._left.pop() if self._backward else self._left.popleft()
+        return self._left.popleft() if self.side is Side.FORWARD else self._left.pop()
 
-    def turn(self) -> None:
-        """Another beat has been here."""
-        self._backward = not self._backward
+    def was_open(self, side: Side) -> None:
+        """What was taken from there was this beat's, most of it."""
+        self._met.discard(side)
+
+    def was_taken(self, side: Side) -> None:
+        """What was taken from there was another beat's by then: go on from the other side."""
+        self._met.add(side)
+        if self.side is side:
+            self.side = Side.BACKWARD if side is Side.FORWARD else Side.FORWARD
+
+    @property
+    def enclosed(self) -> bool:
+        """Others were met on both sides."""
+        return len(self._met) == len(Side)
 
 
 def _place(text: str) -> int:

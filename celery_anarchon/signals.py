@@ -47,6 +47,14 @@ claim_lost = Signal(name="claim_lost")
 a claim that was never answered may have been applied. ``job``, ``slot``, ``run_id``, ``reason``."""
 
 
+def wants(kind: type[events.Event]) -> bool:
+    """Whether there is a signal of events of that kind; of those of each slot, which are many, whether it has a
+    receiver."""
+    if kind is events.Sent:
+        return bool(run_dispatched.receivers)
+    return kind not in (events.Sending, events.Claimed)
+
+
 def teller(app: Celery, namespace: str) -> events.Listener:
     """A listener for :class:`celery_anarchon.events.Fanout` that sends the signals of *app*'s runs."""
 
@@ -61,9 +69,6 @@ def teller(app: Celery, namespace: str) -> events.Listener:
                 send(run_dispatched, event.job, event.slot, attempt=event.attempt, late=event.late / 1000)
             case events.Claimed(answer=Answer.SKIPPED):
                 send(run_skipped, event.job, event.slot, reason="overlap")
-            case events.Claimed() | events.Sending():
-                # One for each slot, and of no interest: no further look.
-                pass
             case events.SlotsGivenUp(state=RunState.MISFIRE):
                 send(run_misfired, event.job, event.newest, count=event.total, reason=event.reason)
             case events.Settled() | events.RunEnded():

@@ -13,6 +13,7 @@ import secrets
 import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from operator import itemgetter
@@ -75,24 +76,18 @@ class Templates:
         self._app = app
         self._known: OrderedDict[str, _Template] = OrderedDict()
 
-    def find(self, job: Job) -> _Template | None:
-        """The template of *job* as it is now."""
+    def find(self, job: Job) -> Callable[[Dispatch], tuple[Command, ...]] | None:
+        """What makes messages of *job* as it is now, where there is a template. For the first attempt only: later ones
+        have their own rules."""
         found = self._known.get(job.name)
         if found is None or _is_listened_to():
             return None
         if found.job is not job or found.given != _given(job):
             del self._known[job.name]
             return None
-        return found
-
-    def message(self, dispatch: Dispatch) -> tuple[Command, ...] | None:
-        """A message, where there is a template. The first attempt only: later ones have their own rules."""
-        found = self.find(dispatch.job) if dispatch.attempt == 1 else None
-        if found is None:
-            return None
         found.used = time.monotonic()
-        self._known.move_to_end(dispatch.job.name)
-        return found.message(dispatch)
+        self._known.move_to_end(job.name)
+        return found.message
 
     def learn(self, dispatch: Dispatch, commands: tuple[Command, ...]) -> None:
         """Make a template of what Celery made for *dispatch*, if that can be one."""

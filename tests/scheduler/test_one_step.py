@@ -19,6 +19,7 @@ from kombu.common import Broadcast
 from support.redis_servers import Private, private_server
 
 from celery_anarchon import RedisBackend, wire
+from celery_anarchon.backends.base import Command
 from celery_anarchon.building import CeleryBuilder
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
@@ -93,6 +94,11 @@ class Press:
         self.store.close()
         self.app.close()
 
+    def make(self, dispatch: Dispatch) -> tuple[Command, ...]:
+        """As the engine has it made."""
+        quick = self.builder.quick(dispatch.job) if dispatch.attempt == 1 else None
+        return (quick or self.builder.build)(dispatch)
+
     def dispatch(self, definition: Mapping[str, Any], slot: int = SLOT, late: int = 12, attempt: int = 1) -> Dispatch:
         key = repr(definition)
         if key not in self._jobs:
@@ -153,7 +159,7 @@ def both(raw: driver.Redis, press: Press, dispatch: Dispatch) -> tuple[dict[Any,
     stock = written(raw, lambda: press.publisher.publish(dispatch))
 
     def in_one_step() -> None:
-        assert press.store.write(press.builder.build(dispatch))
+        assert press.store.write(press.make(dispatch))
 
     return stock, written(raw, in_one_step)
 
@@ -207,7 +213,7 @@ def test_it_is_what_kombu_would_have_written(press: Callable[..., Press], raw: d
         definition = {"task": "add", "args": (1, 2), **definition}
         for slot in (SLOT, SLOT + 1_234_567):
             dispatch = one.dispatch(definition, slot, late=slot % 100_000)
-            if one.builder.is_cheap(dispatch.job):
+            if one.builder.quick(dispatch.job):
                 templated.add(name)
             stock, ours = both(raw, one, dispatch)
             if "task_send_sent_event" in settings:
@@ -222,7 +228,7 @@ def test_ids_and_times_are_new_each_time(press: Callable[..., Press]) -> None:
     seen = set()
     for number in range(4):
         dispatch = one.dispatch({"task": "add", "args": (1, 2)}, SLOT + number, late=number)
-        ((_, _, payload),) = one.builder.build(dispatch)
+        ((_, _, payload),) = one.make(dispatch)
         message = json.loads(payload)
         headers, properties = message["headers"], message["properties"]
         assert headers["id"] == headers["root_id"] == properties["correlation_id"] == dispatch.run_id
@@ -238,8 +244,8 @@ def test_ids_and_times_are_new_each_time(press: Callable[..., Press]) -> None:
 def test_who_listens_to_messages_hears_of_each(press: Callable[..., Press]) -> None:
     one = press()
     definition = {"task": "add", "args": (1, 2)}
-    one.builder.build(one.dispatch(definition))
-    assert one.builder.is_cheap(one.dispatch(definition).job)
+    one.make(one.dispatch(definition))
+    assert one.builder.quick(one.dispatch(definition).job)
     heard: list[str] = []
 
     def hear(headers: Any = None, **_: Any) -> None:
@@ -247,22 +253,22 @@ def test_who_listens_to_messages_hears_of_each(press: Callable[..., Press]) -> N
 
     signals.before_task_publish.connect(hear)
     try:
-        assert not one.builder.is_cheap(one.dispatch(definition).job)
-        one.builder.build(one.dispatch(definition, SLOT + 1))
+        assert not one.builder.quick(one.dispatch(definition).job)
+        one.make(one.dispatch(definition, SLOT + 1))
     finally:
         signals.before_task_publish.disconnect(hear)
     assert heard == [wire.run_id("runs", "export", SLOT + 1)]
-    assert one.builder.is_cheap(one.dispatch(definition).job)
+    assert one.builder.quick(one.dispatch(definition).job)
 
 
 def test_arguments_that_changed_in_place_are_seen(press: Callable[..., Press]) -> None:
     one = press()
     numbers = [1]
     dispatch = one.dispatch({"task": "add", "args": (numbers, 2)})
-    one.builder.build(dispatch)
+    one.make(dispatch)
     numbers.append(2)
-    assert not one.builder.is_cheap(dispatch.job)
-    ((_, _, payload),) = one.builder.build(dispatch)
+    assert not one.builder.quick(dispatch.job)
+    ((_, _, payload),) = one.make(dispatch)
     assert json.loads(payload)["headers"]["argsrepr"] == "[[1, 2], 2]"
 
 
@@ -284,15 +290,15 @@ def test_what_may_be_another_each_time_has_no_template(
 ) -> None:
     one = press(**settings)
     dispatch = one.dispatch({"task": "add", "args": (1, 2), **definition})
-    assert one.builder.build(dispatch)
-    assert not one.builder.is_cheap(dispatch.job)
+    assert one.make(dispatch)
+    assert not one.builder.quick(dispatch.job)
 
 
 def test_a_later_attempt_is_made_by_its_own_rules(press: Callable[..., Press]) -> None:
     one = press()
     definition = {"task": "add", "args": (1, 2)}
-    one.builder.build(one.dispatch(definition))
-    ((_, _, payload),) = one.builder.build(one.dispatch(definition, attempt=2))
+    one.make(one.dispatch(definition))
+    ((_, _, payload),) = one.make(one.dispatch(definition, attempt=2))
     assert json.loads(payload)["headers"]["anarchon"]["attempt"] == 2
 
 
@@ -331,7 +337,7 @@ def test_a_message_that_would_go_nowhere_is_an_error(press: Callable[..., Press]
     dispatch = one.dispatch({"task": "add", "options": {"exchange": "unheard-of", "routing_key": "x"}})
     assert written(raw, lambda: one.publisher.publish(dispatch)) == {"expire": [], "said": []}
     with pytest.raises(NothingToSend, match="no queue is bound"):
-        one.builder.build(dispatch)
+        one.make(dispatch)
 
 
 def test_nothing_is_left_changed_in_kombu(press: Callable[..., Press], raw: driver.Redis) -> None:
@@ -339,7 +345,7 @@ def test_nothing_is_left_changed_in_kombu(press: Callable[..., Press], raw: driv
     channel = one.publisher.producer.channel
     for task, args in (("add", (1, 2)), ("add", (object(),))):
         try:
-            one.builder.build(one.dispatch({"task": task, "args": args}))
+            one.make(one.dispatch({"task": task, "args": args}))
         except Exception:
             assert args != (1, 2)
     assert not {"_put", "_put_fanout", "conn_or_acquire"} & set(vars(channel))
@@ -360,10 +366,10 @@ def test_when_the_connection_breaks_no_other_one_is_used(
 
     monkeypatch.setattr(one.publisher, "send", broken)
     with pytest.raises(BrokerAway):
-        one.builder.build(one.dispatch({"task": "unheard.of"}))
+        one.make(one.dispatch({"task": "unheard.of"}))
     monkeypatch.undo()
     with pytest.raises(PublishUnclear, match="not the one of a moment ago"):
-        one.builder.build(one.dispatch({"task": "add", "args": (1, 2)}))
+        one.make(one.dispatch({"task": "add", "args": (1, 2)}))
     assert raw.keys("celery*") == [], "declared, sent, or waiting"
 
 

@@ -281,14 +281,14 @@ def test_a_beat_that_was_frozen_after_its_claim_sends_within_max_late_only(world
         world = World(claim_only={})
         beat = world.beat("a", job())
         world.run(SECOND)
-        won = beat._claim
+        publish = beat._publish
 
-        def freeze(batch: Any, won: Any = won, frozen: Millis = frozen, world: World = world) -> Any:
-            found = won(batch)
-            world.clock.advance(frozen)
-            return found
+        def freeze(won: Any, publish: Any = publish, frozen: Millis = frozen, world: World = world) -> None:
+            if won:
+                world.clock.advance(frozen)
+            publish(won)
 
-        beat._claim = freeze  # type: ignore[method-assign]
+        beat._publish = freeze  # type: ignore[method-assign]
         world.clock.advance(59 * SECOND)
         beat.tick()
         assert world.outbox.slots == sent

@@ -52,8 +52,8 @@ class Maker:
     def takes(self, job: Job) -> bool:
         return job.name not in self.left
 
-    def is_cheap(self, job: Job) -> bool:
-        return self.cheap
+    def quick(self, job: Job) -> Callable[[Dispatch], tuple[Command, ...]] | None:
+        return self.build if self.cheap and self.takes(job) else None
 
     def build(self, dispatch: Dispatch) -> tuple[Command, ...]:
         self.built.append((dispatch.job.name, dispatch.slot))

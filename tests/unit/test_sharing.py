@@ -6,7 +6,7 @@ import pytest
 from support.engine import job
 
 from celery_anarchon.agenda import Watched
-from celery_anarchon.sharing import Share
+from celery_anarchon.sharing import Share, Side
 
 JOBS = 2_000
 BATCH = 50
@@ -21,20 +21,27 @@ def names(share: Share, count: int) -> list[str]:
 
 
 def test_each_job_comes_once_and_in_one_order_for_all() -> None:
-    one, other = names(Share(due(), "a"), JOBS), names(Share(reversed(due()), "b"), JOBS)
+    one, other = names(Share(due(), 0.25), JOBS), names(Share(reversed(due()), 0.75), JOBS)
     assert sorted(one) == sorted(watched.job.name for watched in due())
     assert one != other
     begin = other.index(one[0])
     assert other[begin:] + other[:begin] == one, "one ring, and each begins at a place of its own"
 
 
-def test_a_turn_goes_on_from_the_other_end() -> None:
-    straight = names(Share(due(10), "a"), 10)
-    share = Share(due(10), "a")
+def test_what_others_have_taken_is_gone_round() -> None:
+    straight = names(Share(due(10), 0.25), 10)
+    share = Share(due(10), 0.25)
     found = names(share, 3)
-    share.turn()
+    share.was_taken(Side.FORWARD)
     found += names(share, 3)
-    share.turn()
+    share.was_taken(Side.FORWARD)
+    assert not share.enclosed, "two batches may be under way, and both are of that side"
+    share.was_open(Side.BACKWARD)
+    share.was_taken(Side.BACKWARD)
+    assert share.enclosed
+    assert [watched.job.name for watched in share] == straight[3:7]
+    share.was_open(Side.FORWARD)
+    assert not share.enclosed
     found += names(share, 10)
     assert found == [*straight[:3], *reversed(straight[7:]), *straight[3:7]]
     assert not share
@@ -42,17 +49,18 @@ def test_a_turn_goes_on_from_the_other_end() -> None:
 
 @pytest.mark.parametrize("beats", [2, 3, 4, 8])
 def test_beats_meet_at_the_edges_only(beats: int) -> None:
-    """All at one speed, a batch each in turn; whoever finds its batch done by others turns."""
-    shares = [Share(due(), f"owner {number}") for number in range(beats)]
+    """All at one speed, a batch each in turn, until each has met others on both sides."""
+    shares = [Share(due(), number / beats) for number in range(beats)]
     done: set[str] = set()
     mixed = 0
-    while len(done) < JOBS:
-        for share in shares:
-            batch = names(share, BATCH)
+    while working := [share for share in shares if share and not share.enclosed]:
+        for share in working:
+            side, batch = share.side, names(share, BATCH)
             taken = len(done.intersection(batch))
             # Batches of which a part was done: there messages are made in vain.
             mixed += 0 < taken < len(batch)
             done.update(batch)
-            if taken * 4 >= len(batch):
-                share.turn()
-    assert mixed <= 3 * beats
+            share.was_taken(side) if taken * 4 >= len(batch) else share.was_open(side)
+    assert mixed <= 2 * beats
+    assert len(done) == JOBS
+    assert sum(JOBS - len(share) for share in shares) <= JOBS + 4 * beats * BATCH, "little was looked at twice"

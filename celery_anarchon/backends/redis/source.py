@@ -7,8 +7,8 @@ Belongs here: what a batch's replies mean together. Does not belong here: how a 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from celery_anarchon.backends.redis.replies import refusal, sign_of, words_of
@@ -68,24 +68,24 @@ class Source(abc.ABC):
         return self._replies_on(link, calls, writes=writes, wait=wait)
 
     def _send_on(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> None:
-        with self._told(writes=writes):
+        try:
             send(link, calls, wait if writes else None)
+        except self._driver.failures as error:
+            raise self._lost(error, writes=writes) from error
 
     def _replies_on(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> list[Any]:
-        with self._told(writes=writes):
+        try:
             replies, acknowledged = replies_to(link, self._driver, calls, wait if writes else None)
+        except self._driver.failures as error:
+            raise self._lost(error, writes=writes) from error
         if wait is not None and writes:
             self._check_wait(acknowledged, wait)
         return replies
 
-    @contextmanager
-    def _told(self, *, writes: bool) -> Iterator[None]:
-        """What the driver raises, as what it means: a call that was sent, even a part of it, may have been applied."""
-        try:
-            yield
-        except self._driver.failures as error:
-            words = f"{self.where}: the reply did not come ({words_of(error)})"
-            raise (OutcomeUnknown if writes else BackendUnavailable)(words) from error
+    def _lost(self, error: Exception, *, writes: bool) -> Exception:
+        """A call that was sent, even a part of it, may have been applied."""
+        words = f"{self.where}: the reply did not come ({words_of(error)})"
+        return (OutcomeUnknown if writes else BackendUnavailable)(words)
 
     def _check_wait(self, acknowledged: Any, wait: Wait) -> None:
         if isinstance(acknowledged, Exception):

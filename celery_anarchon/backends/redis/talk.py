@@ -44,12 +44,12 @@ class Driver:
 def exchange(link: Any, driver: Driver, commands: Commands) -> list[Any]:
     """Send *commands* at once and read all replies; one that is an error stands in its place."""
     link.send_packed_command([b"".join(map(_packed, commands))])
-    return _read(link, driver, commands)
+    return _read(link, driver, len(commands))
 
 
-def _read(link: Any, driver: Driver, commands: Commands) -> list[Any]:
+def _read(link: Any, driver: Driver, count: int) -> list[Any]:
     replies: list[Any] = []
-    for _ in commands:
+    for _ in range(count):
         try:
             replies.append(link.read_response(disable_decoding=True))
         except driver.error as error:
@@ -57,7 +57,7 @@ def _read(link: Any, driver: Driver, commands: Commands) -> list[Any]:
                 replies.append(error)
             elif sign_of(error):
                 # It closes the connection itself after these, and they are said to all commands alike.
-                return replies + [error] * (len(commands) - len(replies))
+                return replies + [error] * (count - len(replies))
             else:
                 raise
     return replies
@@ -87,12 +87,13 @@ def ask(link: Any, driver: Driver, where: str, *command: Argument) -> Any:
 
 def send(link: Any, calls: Sequence[Call], wait: Wait | None) -> None:
     """Ask; :func:`replies_to` has the answers."""
-    link.send_packed_command([b"".join(map(_packed, _commands(calls, wait)))])
+    commands = [*(call.by_digest() for call in calls), *_fence(calls, wait)]
+    link.send_packed_command([b"".join(map(_packed, commands))])
 
 
 def replies_to(link: Any, driver: Driver, calls: Sequence[Call], wait: Wait | None) -> tuple[list[Any], int | None]:
     """The replies to *calls* that were sent, and how many replicas have them."""
-    replies = _read(link, driver, _commands(calls, wait))
+    replies = _read(link, driver, len(calls) + len(_fence(calls, wait)))
     unknown = [
         number
         for number, reply in enumerate(replies[: len(calls)])
@@ -107,10 +108,6 @@ def replies_to(link: Any, driver: Driver, calls: Sequence[Call], wait: Wait | No
         replies[len(calls) :] = second[len(again) :]
     acknowledged = replies[-1] if wait is not None else None
     return replies[: len(calls)], acknowledged
-
-
-def _commands(calls: Sequence[Call], wait: Wait | None) -> Commands:
-    return [*(call.by_digest() for call in calls), *_fence(calls, wait)]
 
 
 def _fence(calls: Sequence[Call], wait: Wait | None) -> list[Sequence[Argument]]:
