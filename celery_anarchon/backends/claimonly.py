@@ -93,9 +93,9 @@ def recorded(outcome: Outcome, at: Millis) -> Entry:
     )
 
 
-def encode(entry: Entry) -> bytes:
-    """JSON, without what is not set."""
-    shown = {name: value for name, value in vars(entry).items() if value not in (None, "", False)}
+def encode(entry: Entry, **beside: Any) -> bytes:
+    """JSON, without what is not set. *beside*: what the store says along with it; :func:`decode` passes over it."""
+    shown = {name: value for name, value in vars(entry).items() if value not in (None, "", False)} | beside
     return json.dumps({"v": wire.LAYOUT_VERSION, **shown, "state": str(entry.state)}, separators=(",", ":")).encode()
 
 

@@ -20,7 +20,7 @@ from support.rabbitmq_servers import PUBLISHING, RabbitServer, rabbitmq_server
 from support.waiting import wait_for
 
 from celery_anarchon.backends.base import Confirmation, Keep
-from celery_anarchon.backends.rabbitmq import RabbitMQBackend
+from celery_anarchon.backends.rabbitmq import RabbitMQBackend, store
 from celery_anarchon.backends.registry import backend_from_url
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, RunState
@@ -299,6 +299,29 @@ def test_history_size_is_kept(connect: Connect) -> None:
     client.tidy([Keep(job="job", decided=now, history_size=9)])
     assert len(reader.history("job", 50)) == 9
     assert len(reader.history("other", 50)) == 0
+
+
+def test_history_size_outlives_the_entry_that_said_it_first(
+    connect: Connect, server: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream drops its oldest segments: a beat that runs for weeks must say it again."""
+    small = {**store.HISTORY, "x-max-length-bytes": 8_000, "x-stream-max-segment-size-bytes": 2_000}
+    monkeypatch.setattr(store, "HISTORY", small)
+    client, reader = connect(), connect()
+    now = client.now()
+    client.tidy([Keep(job="job", decided=now, history_size=7)])
+
+    slots = [now - n for n in reversed(range(20))]
+    history = client._names.history("job")
+
+    def keeps_on() -> bool:
+        client.confirm([Confirmation(job="job", slot=slot, owner="a", attempt=1, late=3) for slot in slots])
+        return all(b'"job"' in data for data in server.stream(history))
+
+    wait_for(keeps_on, "a segment to be dropped")
+    assert [round(run.slot.timestamp() * 1000) for run in reader.history("job", 50)] == [now - n for n in range(7)]
+    client.tidy([Keep(job="job", decided=now, history_size=9)])
+    assert len(reader.history("job", 50)) == 9
 
 
 def test_a_claim_without_an_end_is_in_the_history(connect: Connect) -> None:

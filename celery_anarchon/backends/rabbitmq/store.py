@@ -3,7 +3,8 @@
 Belongs here: what is kept, and where. Does not belong here: who was first (:mod:`.claims`).
 
 History is a stream for each job: it is read without being changed, by any number of readers. A stream is bounded by
-bytes, so how many runs are kept is decided when it is read: a beat writes the job's ``history_size`` into it.
+bytes, so how many runs are kept is decided when it is read: beats write the job's ``history_size`` into it, again with
+each entry, because the oldest ones are dropped.
 """
 
 from __future__ import annotations
@@ -173,7 +174,10 @@ class RabbitMQStore(AppendingStore):
         return 0
 
     def _append(self, entries: Sequence[Entry]) -> None:
-        self._write([(entry.job, encode(entry)) for entry in entries])
+        self._write([(entry.job, encode(entry, **self._keep(entry.job))) for entry in entries])
+
+    def _keep(self, job: str) -> dict[str, int]:
+        return {"keep": self._sizes[job]} if job in self._sizes else {}
 
     def _write(self, items: Sequence[tuple[str, bytes]]) -> None:
         if not items:
@@ -209,9 +213,7 @@ def _size(found: Sequence[bytes]) -> int | None:
     for data in reversed(found):
         if b'"keep"' in data:
             try:
-                fields = json.loads(data)
-                if "job" not in fields:
-                    return max(int(fields["keep"]), 0)
+                return max(int(json.loads(data)["keep"]), 0)
             except (ValueError, TypeError, KeyError):
                 continue
     return None
