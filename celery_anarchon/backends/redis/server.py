@@ -28,8 +28,8 @@ class Own(Source):
 
     def perform(self, calls: Sequence[Call], *, writes: bool, wait: Wait | None = None) -> list[Any]:
         with self._links.use() as link:
-            replies = self._perform_on(link, calls, writes=writes, wait=wait)
             try:
+                replies = self._perform_on(link, calls, writes=writes, wait=wait)
                 self._settle(replies, writes=writes)
             except (BackendUnavailable, OutcomeUnknown):
                 # Perhaps it is not the master any more, or reads its data: ask for the way anew.

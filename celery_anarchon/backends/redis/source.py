@@ -62,7 +62,8 @@ class Source(abc.ABC):
         except self._driver.failures as error:
             words = f"{self.where}: the reply did not come ({words_of(error)})"
             raise (OutcomeUnknown if writes else BackendUnavailable)(words) from error
-        if wait is not None and writes:
+        if wait is not None and writes and not all(isinstance(reply, Exception) for reply in replies):
+            # Of what was refused there is nothing that a replica could have, and who refused it may be one itself.
             self._check_wait(acknowledged, wait)
         return replies
 
