@@ -21,10 +21,11 @@ from support.waiting import wait_for
 
 from celery_anarchon.backends.base import Confirmation, Keep
 from celery_anarchon.backends.rabbitmq import RabbitMQBackend, store
+from celery_anarchon.backends.rabbitmq.link import Link
 from celery_anarchon.backends.registry import backend_from_url
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, RunState
-from celery_anarchon.testing.harness import claim, confirm
+from celery_anarchon.testing.harness import ask, claim, claim_all, confirm
 
 STRATEGIES = ("queue", "stream")
 Connect = Callable[..., RabbitMQBackend]
@@ -328,6 +329,31 @@ def test_a_claim_without_an_end_is_in_the_history(connect: Connect) -> None:
     appending.a_claim_without_an_end_is_in_the_history(connect)
 
 
+def test_the_number_of_round_trips_does_not_grow_with_the_batch(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect()
+    now = client.now()
+    declare, waits = Link.declare, []
+
+    def counted(link: Link, queue: str, arguments: Any, *, wait: bool = True) -> None:
+        if wait:
+            waits.append(queue)
+        declare(link, queue, arguments, wait=wait)
+
+    monkeypatch.setattr(Link, "declare", counted)
+
+    def claims(count: int, first: int, slot: Millis = now) -> int:
+        waits.clear()
+        jobs = [f"job {number}" for number in range(first, first + count)]
+        assert claim_all(client, [ask(job, slot, "a") for job in jobs]) == [Answer.WON] * count
+        assert [client.history(job, 1)[0].state for job in jobs] == [RunState.CLAIMED] * count
+        return len(waits)
+
+    assert claims(1, 0) == claims(30, 1) == 1
+    assert claims(30, 1, now + 1) == 0
+
+
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
@@ -340,8 +366,14 @@ def test_a_reader_makes_nothing(server: RabbitServer, namespace: str) -> None:
     reader = RabbitMQBackend(server.url, prefix=f"{namespace}.")
     reader.open("app", create=False)
     assert reader.history("job", 5) == [] and reader.last_run("job") is None
-    reader.close()
     assert namespace not in server.control("list_queues", "-q", "name")
+    # A beat has made the stream, and has yet to say whose the namespace is.
+    meta = reader._names.meta
+    with server.client() as link:
+        link.channel().queue_declare(meta, durable=True, auto_delete=False, arguments=store.META)
+    reader.open("app", create=False)
+    reader.close()
+    assert server.stream(meta) == []
 
 
 def test_a_connection_of_the_app(server: RabbitServer, namespace: str) -> None:
