@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import redis
 from support.own_options import opened
-from support.redis_servers import RESP2, cluster, fail_over, replica_in_cluster, replicated
+from support.redis_servers import RESP2, Cluster, cluster, fail_over, replica_in_cluster, replicated
 
 from celery_anarchon import RedisBackend
 from celery_anarchon.backends.redis.cluster import hash_slot
-from celery_anarchon.errors import BackendUnavailable
+from celery_anarchon.errors import BackendUnavailable, ConfigurationError
 from celery_anarchon.model import Answer
 from celery_anarchon.testing.harness import ask, claim, claim_all
 
@@ -54,3 +54,11 @@ def test_a_call_follows_the_keys_of_a_cluster_to_the_new_master(tmp_path: Path, 
                 fail_over(new, old)
                 assert claim_all(backend, [ask(job, slot, "b") for job in jobs]) == [TAKEN] * len(jobs)
                 assert claim_all(backend, [ask(job, slot + 1, "b") for job in jobs]) == [WON] * len(jobs)
+
+
+def test_a_cluster_client_with_less_patience_than_wait_timeout_is_refused(nodes: Cluster, prefix: str) -> None:
+    """Every claim would be one of unknown outcome."""
+    with closing(redis.RedisCluster(host="127.0.0.1", port=nodes.nodes[0].port, socket_timeout=0.1)) as app:
+        RedisBackend(app, prefix=prefix).open("app")
+        with pytest.raises(ConfigurationError, match=r"its socket_timeout \(0.1 s\) is not longer than wait_timeout"):
+            RedisBackend(app, prefix=prefix, wait_replicas=1).open("app")
