@@ -103,7 +103,7 @@ class SqlBackend(SqlRuns):
                 job=row.job,
                 slot=row.slot,
                 attempt=row.attempt,
-                abandoned=row.owner is None,
+                abandoned=row.owner is None and row.state == str(RunState.CLAIMED),
                 state=RunState(row.state),
                 max_attempts=row.max_attempts,
                 reason=row.reason,
