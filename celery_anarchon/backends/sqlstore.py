@@ -112,7 +112,8 @@ class SqlStore(LeaseBackend):
         return step()
 
     def _floors(self, connection: Connection, jobs: Iterable[str]) -> dict[str, Millis]:
-        """The floors of *jobs*. A dialect whose transactions run side by side locks these jobs until the commit."""
+        """The floors of *jobs*, before anything else in a transaction but :meth:`_note_jobs`. A dialect whose
+        transactions run side by side locks these jobs until the commit."""
         found = self._execute(connection, self._sql.floors, [(job,) for job in sorted(set(jobs))])
         return {row.job: row.floor for row in found}
 

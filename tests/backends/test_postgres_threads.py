@@ -13,10 +13,11 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import StaticPool
 from support.appending import together
 from support.postgres_servers import Postgres, private_postgres
+from support.waiting import wait_for
 
 from celery_anarchon import PostgresBackend
 from celery_anarchon.model import Answer
-from celery_anarchon.testing.harness import claim
+from celery_anarchon.testing.harness import ask, claim, claim_all, raised_by
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +119,29 @@ def test_threads_that_find_the_connection_broken_share_what_replaces_it(server: 
         assert claim(backend, "job", slot, "b") is Answer.TAKEN
         backend.close()
         assert not any(own._connections._idle for own in made)
+
+
+def test_rows_of_jobs_are_made_while_no_other_is_locked(server: Postgres, namespace: str, opened: Any) -> None:
+    """A transaction that was undone took its rows along. Whoever makes them anew while it holds others waits for
+    somebody who waits for it."""
+    backend = opened()
+    slot = backend.now() - 60_000
+    assert claim(backend, "c", slot, "a") is Answer.WON
+
+    def undone() -> None:
+        with backend._writing() as connection:
+            backend._floors(connection, ["b"])
+            raise LookupError
+
+    assert isinstance(raised_by(undone), LookupError)
+    answers: list[Answer] = []
+    other = threading.Thread(target=lambda: answers.extend(claim_all(backend, [ask(n, slot, "b") for n in "bc"])))
+    with server.client() as client, server.client() as watcher:
+        with client.transaction():
+            client.execute(f"insert into {namespace}_jobs (job) values ('b')")
+            other.start()
+            waiting = "select count(*) from pg_locks where not granted"
+            wait_for(lambda: watcher.execute(waiting).fetchone() == (1,), "a claim that waits for the row")
+            client.execute(f"select from {namespace}_jobs where job = 'c' for update nowait")
+        other.join()
+    assert answers == [Answer.WON, Answer.TAKEN]
