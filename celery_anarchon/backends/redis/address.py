@@ -138,8 +138,8 @@ def _address_of_url(url: str, given: dict[str, Any]) -> Address:
     form = _SCHEME.fullmatch(scheme.lower())
     if form is None:
         raise ConfigurationError(
-            f"{masked(url)}: unknown scheme {scheme}://; expected redis://, rediss://, redis+socket://, sentinel://, "
-            "redis+cluster://, valkey:// or valkeys://"
+            f"{masked(url)}: unknown scheme {scheme}://; expected redis://, rediss://, valkey:// or "
+            "valkeys://, or one of them with +socket, +sentinel or +cluster"
         )
     kind = "sentinel" if form["kind"] is None else _KINDS[form["kind"]]
     # Celery's own form repeats scheme, login and database with each sentinel.
@@ -156,7 +156,7 @@ def _address_of_url(url: str, given: dict[str, Any]) -> Address:
         path = unquote(place)
         if not path.startswith("/"):
             raise ConfigurationError(
-                f"{masked(url)}: give the absolute path of the socket, as in redis+socket:///run/redis.sock"
+                f"{masked(url)}: give the absolute path of the socket, as in {form['product']}+socket:///run/redis.sock"
             )
         return _address(kind, text, (), given, path=path)
     hosts, _, db = place.partition("/")
@@ -166,8 +166,8 @@ def _address_of_url(url: str, given: dict[str, Any]) -> Address:
         given["db"] = int(db)
     if kind == "server" and re.search("[,;]", hosts):
         raise ConfigurationError(
-            f"{masked(url)} names several hosts: write sentinel:// where they are sentinels, redis+cluster:// where "
-            "they are nodes of a cluster"
+            f"{masked(url)} names several hosts: write {form['product']}+sentinel:// where they are sentinels, "
+            f"{form['product']}+cluster:// where they are nodes of a cluster"
         )
     parts = [part for part in re.split("[,;]", hosts) if part] or ["localhost"]
     return _address(kind, text, [_host(part, _PORTS[kind], masked(url)) for part in parts], given)

@@ -33,8 +33,8 @@ _WRONG = {
     "NOAUTH": "it wants a password: write it into the URL",
     "WRONGPASS": "wrong user or password",
     "NOPERM": "this user may not do that; see the rights in the documentation of the Redis store",
-    "CROSSSLOT": "it is a cluster: write redis+cluster://",
-    "MOVED": "it is a node of a cluster: write redis+cluster://",
+    "CROSSSLOT": "it is a cluster: write redis+cluster:// or valkey+cluster://",
+    "MOVED": "it is a node of a cluster: write redis+cluster:// or valkey+cluster://",
 }
 """Replies that mean: nothing was applied. Each stands first, or after "-" (errors of a script, Redis 6 and older)."""
 

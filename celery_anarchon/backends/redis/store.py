@@ -233,9 +233,11 @@ class RedisStore(ClaimBackend):
         if version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) < OLDEST:
             raise ConfigurationError(f"{where}: Redis {version} is too old: {OLDEST}.0 or newer is needed")
         if facts.get("redis_mode") == "sentinel" or facts.get("server_mode") == "sentinel":
-            raise ConfigurationError(f"{where}: this is a sentinel: write sentinel://host:port/0?master_name=...")
+            raise ConfigurationError(
+                f"{where}: this is a sentinel: write {self.product}+sentinel://host:port/0?master_name=..."
+            )
         if facts.get("cluster_enabled") == "1" and not self._source.sharded:
-            raise ConfigurationError(f"{where}: this is a node of a cluster: write redis+cluster://host:port")
+            raise ConfigurationError(f"{where}: this is a node of a cluster: write {self.product}+cluster://host:port")
         self._check_server(facts)
         if not warn:
             return
