@@ -214,7 +214,6 @@ class RunStatements:
             acks_late=Integer(),
             late=BigInteger(),
         )
-        self.gate_columns = tuple(column.name for column in asked.c)
         another = runs.alias("another_run")
         elsewhere = exists().where(
             by_job(another) == asked.c.job, another.c.slot != asked.c.slot, another.c.lease_until.is_not(None)

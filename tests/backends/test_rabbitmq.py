@@ -16,7 +16,7 @@ from support.certificates import certificate
 from support.contenders import contend
 from support.lines import Line
 from support.planning import plans_within
-from support.rabbitmq_servers import PUBLISHING, RabbitServer, rabbitmq_server
+from support.rabbitmq_servers import PUBLISHING, RabbitServer, lead_through, rabbitmq_server
 from support.waiting import wait_for
 
 from celery_anarchon.backends.base import Confirmation, Keep
@@ -55,7 +55,7 @@ def connect(server: RabbitServer, namespace: str) -> Iterator[Connect]:
 
 def through(client: RabbitMQBackend, server: RabbitServer) -> Line:
     line = Line(server.port, PUBLISHING)
-    client._source.address.detour = line.port
+    lead_through(client, line.port)
     client.close()
     client.open("app")
     return line

@@ -32,9 +32,8 @@ from celery_anarchon.backends.nats.connection import (
     Line,
     NoAnswer,
     Refusal,
-    translated,
 )
-from celery_anarchon.errors import ConfigurationError, LayoutMismatch, OutcomeUnknown
+from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, Run
 
 logger = logging.getLogger("celery_anarchon.backend")
@@ -394,7 +393,8 @@ class NatsStore(AppendingStore):
         if isinstance(error, Refusal) and error.number in HOPELESS:
             return ConfigurationError(f"{self.describe()}: {error}")
         if isinstance(error, (Away, NoAnswer, Refusal)):
-            return translated(error, self.describe(), writes=writes)
+            unknown = isinstance(error, NoAnswer) and writes
+            return (OutcomeUnknown if unknown else BackendUnavailable)(f"{self.describe()}: {error}")
         return error
 
 

@@ -163,12 +163,14 @@ class Forgetful(RedisClaims):
     def _memory(self) -> Millis:
         return self._options[self.memory_option]
 
+    @property
     def _reach(self) -> Millis:
-        """How old a slot may be: its claim may have been made as early as the tolerance admits."""
-        return min(horizon_of(self._memory), self._memory - self.early_tolerance)
+        """How old a slot may be."""
+        return horizon_of(self._memory)
 
     def open(self, app_name: str, *, create: bool = True) -> None:
-        if self.early_tolerance > self._memory - horizon_of(self._memory):
+        # A claim may be made as early as the tolerance admits, and must be remembered for as long as its slot is asked.
+        if self.early_tolerance > self._memory - self._reach:
             raise ConfigurationError(
                 f"strategy {self.strategy!r}: {self.memory_option} ({self._memory / 1000:g} s) must be at least five "
                 f"times the early tolerance ({self.early_tolerance / 1000:g} s): raise the one or lower the other"
