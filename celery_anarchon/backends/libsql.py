@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.pool import NullPool
 
+from celery_anarchon.backends.base import Unusable
 from celery_anarchon.backends.sqlconnections import OwnConnections
-from celery_anarchon.backends.sqlstore import Unusable
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError
 
 CALL_TIMEOUT = 10.0

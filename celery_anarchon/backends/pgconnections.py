@@ -26,8 +26,8 @@ from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
+from celery_anarchon.backends.base import Unusable
 from celery_anarchon.backends.sqlconnections import OwnConnections
-from celery_anarchon.backends.sqlstore import Unusable
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError
 
 logger = logging.getLogger("celery_anarchon.backend")

@@ -126,6 +126,15 @@ def read_url(
     return unquote(body), joined
 
 
+def read_flag(text: str) -> bool:
+    """Yes or no, as a URL's query says it."""
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"expected true or false, not {text!r}")
+
+
 def masked(url: str) -> str:
     """*url* without its passwords and tokens, for logs and errors. People forget to escape passwords: where it is not
     clear what belongs to one, too much is masked. A path, and text that is no URL, stay as they are."""

@@ -26,10 +26,11 @@ from celery_anarchon.backends.base import (
     Registration,
     Sighting,
     Takeover,
+    Unusable,
 )
 from celery_anarchon.backends.sqlclaims import key_of
 from celery_anarchon.backends.sqlruns import SqlRuns, rounds
-from celery_anarchon.backends.sqlstore import NoTables, Unusable, chunks
+from celery_anarchon.backends.sqlstore import NoTables, chunks
 from celery_anarchon.backends.sqltables import LOWEST
 from celery_anarchon.model import Millis, RunState
 

@@ -19,8 +19,9 @@ from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
+from celery_anarchon.backends.base import Unusable
 from celery_anarchon.backends.sqlconnections import OwnConnections
-from celery_anarchon.backends.sqlstore import NoTables, Unusable
+from celery_anarchon.backends.sqlstore import NoTables
 from celery_anarchon.errors import BackendUnavailable
 
 logger = logging.getLogger("celery_anarchon.backend")

@@ -1,6 +1,6 @@
 """Where a Redis or Valkey is: URLs and mappings read into an :class:`Address`.
 
-Belongs here: forms of addresses and the refusal of wrong ones. Does not belong here: sockets (:mod:`.connect`).
+Belongs here: forms of addresses and the refusal of wrong ones. Does not belong here: sockets (:mod:`.links`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from celery_anarchon.backends.registry import masked, read_url
+from celery_anarchon.backends.registry import masked, read_flag, read_url
 from celery_anarchon.errors import ConfigurationError
 
 __all__ = ["DRIVER_OPTIONS", "Address", "Host", "celery_address", "read_address", "split_url"]
@@ -21,14 +21,6 @@ Host = tuple[str, int]
 _KINDS = {"": "server", "s": "server", "+socket": "socket", "+sentinel": "sentinel", "+cluster": "cluster"}
 _SCHEME = re.compile(r"(?:(?P<product>redis|valkey)(?P<tls>s?)(?P<kind>(?:\+(?:socket|sentinel|cluster))?)|sentinel)")
 _PORTS = {"server": 6379, "sentinel": 26379, "cluster": 6379}
-
-
-def _flag(text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(f"expected true or false, not {text!r}")
 
 
 def _certificates(text: str) -> str:
@@ -50,18 +42,18 @@ DRIVER_OPTIONS: dict[str, Callable[[str], Any]] = {
     "master_name": str,
     "sentinel_username": str,
     "sentinel_password": str,
-    "ssl": _flag,
+    "ssl": read_flag,
     "ssl_cert_reqs": _certificates,
     "ssl_ca_certs": str,
     "ssl_ca_path": str,
     "ssl_certfile": str,
     "ssl_keyfile": str,
     "ssl_password": str,
-    "ssl_check_hostname": _flag,
+    "ssl_check_hostname": read_flag,
     "ssl_ciphers": str,
     "socket_timeout": float,
     "socket_connect_timeout": float,
-    "socket_keepalive": _flag,
+    "socket_keepalive": read_flag,
 }
 """What a URL's query may say to the driver, and how it is read."""
 

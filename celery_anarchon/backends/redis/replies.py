@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import re
 
+from celery_anarchon.backends.base import Unusable
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 
 __all__ = ["Unusable", "connect_failure", "refusal", "sign_of", "words_of"]
-
-
-class Unusable(BackendUnavailable):
-    """It will not get better by itself. ``open`` raises it as a ConfigurationError; a call in a running beat as what it
-    is to the beat: nothing was applied, ask again later."""
 
 
 _REFUSALS = {
