@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from celery import Celery
 
 from celery_anarchon.backends.base import ClaimBackend
-from celery_anarchon.backends.registry import backend_from, backend_from_celery, is_known
+from celery_anarchon.backends.registry import backend_from, backend_from_celery
 from celery_anarchon.errors import ConfigurationError
 
 ENVIRONMENT = "CELERY_ANARCHON_BACKEND"
@@ -89,7 +89,7 @@ def _of_the_app(app: Celery) -> tuple[ClaimBackend, str] | None:
     found: _Found
     for found, kinds in ((brokers, HOLD_LEASES), (results, HOLD_LEASES), (brokers, RABBITMQ)):
         url = _as_store(found.url, kinds)
-        if url is None or not is_known(url):
+        if url is None:
             continue
         try:
             return backend_from_celery(url, found.transport_options or {}, found.use_ssl), found.source

@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from celery_anarchon import wire
+from celery_anarchon.errors import BackendUnavailable, LayoutMismatch
 from celery_anarchon.model import Answer, Millis, Run, RunState, Terms, Traits
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "FINGERPRINTS_KEPT",
     "GIVEN_UP",
     "NEVER_A_RUN",
+    "NO_MESSAGE",
     "Beat",
     "ClaimBackend",
     "ClaimRequest",
@@ -51,6 +54,8 @@ __all__ = [
     "Takeover",
     "Terms",
     "Traits",
+    "Unusable",
+    "check_charter",
     "check_given_up",
     "check_never_a_run",
 ]
@@ -60,6 +65,9 @@ GIVEN_UP = frozenset({RunState.NOT_SENT, RunState.MISFIRE, RunState.SUPERSEDED})
 
 NEVER_A_RUN = frozenset({RunState.MISFIRE, RunState.SUPERSEDED, RunState.SKIPPED, RunState.PAUSED})
 """The states that :meth:`ClaimBackend.record` takes."""
+
+NO_MESSAGE = GIVEN_UP | NEVER_A_RUN | {RunState.WAITING}
+"""The states of slots of which no message was sent: what :meth:`ClaimBackend.last_run` passes over."""
 
 FINGERPRINTS_KEPT = 8
 """Definitions of a job whose first sight is remembered."""
@@ -228,6 +236,11 @@ class Beat:
     """Store time of its last heartbeat; filled in by the store."""
 
 
+class Unusable(BackendUnavailable):
+    """It will not get better by itself. ``open`` raises it as a ConfigurationError; a call in a running beat as what it
+    is to the beat: nothing was applied, ask again later."""
+
+
 class ClaimBackend(abc.ABC):
     """A store that can say who was first.
 
@@ -386,6 +399,23 @@ class LeaseBackend(ClaimBackend):
     def beats(self, within: Millis) -> list[Beat]:
         """The beats seen within that time by the store's clock, in the order of their labels. Older ones are forgotten
         in time."""
+
+
+def check_charter(backend: ClaimBackend, app_name: str, *, layout: int, app: str | None, own: str) -> None:
+    """Whether a namespace that says this of itself is for us (X4). *own*: the option that makes another.
+
+    :raises LayoutMismatch: it is a newer release's, or another app's.
+    """
+    if layout > wire.LAYOUT_VERSION:
+        raise LayoutMismatch(
+            f"{backend.describe()}: layout {layout} was written by a newer celery-anarchon; this one knows "
+            f"{wire.LAYOUT_VERSION}: upgrade this process"
+        )
+    if app is not None and app != app_name:
+        raise LayoutMismatch(
+            f"namespace {backend.namespace}: belongs to app {app}, and this is app {app_name}; set {own} to give this "
+            "app its own"
+        )
 
 
 def check_given_up(endings: Sequence[GivenUp]) -> None:

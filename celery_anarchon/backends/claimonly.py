@@ -27,12 +27,13 @@ from celery_anarchon.backends.base import (
     GivenUp,
     Hold,
     Outcome,
+    check_charter,
     check_given_up,
     check_never_a_run,
 )
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.durations import parse_duration
-from celery_anarchon.errors import ConfigurationError, LayoutMismatch
+from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.model import Answer, Millis, Run, RunState
 
 _RANKS = {RunState.DISPATCHED: 0, **dict.fromkeys(GIVEN_UP, 2), RunState.CLAIMED: 3, **dict.fromkeys(NEVER_A_RUN, 4)}
@@ -93,9 +94,9 @@ def recorded(outcome: Outcome, at: Millis) -> Entry:
     )
 
 
-def encode(entry: Entry) -> bytes:
-    """JSON, without what is not set."""
-    shown = {name: value for name, value in vars(entry).items() if value not in (None, "", False)}
+def encode(entry: Entry, **beside: Any) -> bytes:
+    """JSON, without what is not set. *beside*: what the store says along with it; :func:`decode` passes over it."""
+    shown = {name: value for name, value in vars(entry).items() if value not in (None, "", False)} | beside
     return json.dumps({"v": wire.LAYOUT_VERSION, **shown, "state": str(entry.state)}, separators=(",", ":")).encode()
 
 
@@ -219,17 +220,8 @@ class AppendingStore(ClaimBackend):
 
         :raises LayoutMismatch: it is a newer release's, or another app's.
         """
-        layout = charter.get("layout", 0)
-        if layout > wire.LAYOUT_VERSION:
-            raise LayoutMismatch(
-                f"{self.describe()}: layout {layout} was written by a newer celery-anarchon; this one knows "
-                f"{wire.LAYOUT_VERSION}: upgrade this process"
-            )
-        if charter.get("app") != app_name:
-            raise LayoutMismatch(
-                f"namespace {self.namespace}: belongs to app {charter.get('app')}, and this is app {app_name}; set "
-                f"{self.own_namespace} to give this app its own"
-            )
+        layout, app = charter.get("layout", 0), str(charter.get("app"))
+        check_charter(self, app_name, layout=layout, app=app, own=self.own_namespace)
 
     # --- claims -------------------------------------------------------------------------------------------------------
 
@@ -272,7 +264,6 @@ class AppendingStore(ClaimBackend):
 
     def abandon(self, holds: Sequence[Hold]) -> list[bool]:
         """A claim cannot be given to others."""
-        self.now()
         return [False] * len(holds)
 
     # --- history ------------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.pool import NullPool
 
+from celery_anarchon.backends.base import Unusable
 from celery_anarchon.backends.sqlconnections import OwnConnections
-from celery_anarchon.backends.sqlstore import Unusable
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError
 
 CALL_TIMEOUT = 10.0
@@ -36,6 +36,10 @@ _SCHEMES = {"libsql": "https", "https": "https", "libsql+http": "http", "http": 
 
 def is_url(text: str) -> bool:
     return text.partition("://")[0].lower() in {*_SCHEMES, "ws", "wss"} and "://" in text
+
+
+class NotCommitted(sqlite3.OperationalError):
+    """The server has refused a COMMIT, and ended its stream: nothing of the transaction stands."""
 
 
 class Remote:
@@ -123,11 +127,16 @@ class HranaConnection:
     def run(self, sql: str, rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         """Execute *sql* once for each of *rows*, in one request; the results."""
         word = sql.lstrip()[:8].upper()
-        begins, ends = word.startswith("BEGIN"), word.startswith(("COMMIT", "ROLLBACK"))
+        begins, commits, undoes = (word.startswith(one) for one in ("BEGIN", "COMMIT", "ROLLBACK"))
+        if self._baton is None and undoes:
+            # Its stream has ended, and the transaction with it. A server that just gave no answer is not waited for.
+            return [{"cols": [], "rows": [], "affected_row_count": 0}]
+        if self._baton is None and commits:
+            raise NotCommitted("the transaction has ended without a commit")
         requests: list[dict[str, Any]] = [
             {"type": "execute", "stmt": {"sql": sql, "args": [_encoded(value) for value in row]}} for row in rows
         ]
-        if ends or (self._baton is None and not begins):
+        if commits or undoes or (self._baton is None and not begins):
             requests.append({"type": "close"})
         results = self._ask(requests)
         for result in results[: len(rows)]:
@@ -135,7 +144,8 @@ class HranaConnection:
                 if begins:
                     # There is no transaction to go on with.
                     self._ask([{"type": "close"}])
-                raise sqlite3.OperationalError(str(result.get("error", {}).get("message") or result))
+                words = str(result.get("error", {}).get("message") or result)
+                raise (NotCommitted if commits else sqlite3.OperationalError)(words)
         return [result["response"]["result"] for result in results[: len(rows)]]
 
     def _ask(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from celery_anarchon import wire
 from celery_anarchon.backends.base import (
     BEATS_KEPT,
     FINGERPRINTS_KEPT,
+    NO_MESSAGE,
     Beat,
     ClaimRequest,
     ClaimResult,
@@ -29,13 +29,13 @@ from celery_anarchon.backends.base import (
     Sighting,
     Takeover,
     Traits,
+    check_charter,
     check_given_up,
     check_never_a_run,
 )
 from celery_anarchon.backends.memoryonestep import MemoryOneStep
-from celery_anarchon.backends.memorystore import NO_MESSAGE, MemoryStore, Record, Space
+from celery_anarchon.backends.memorystore import MemoryStore, Record, Space
 from celery_anarchon.clock import Clock
-from celery_anarchon.errors import LayoutMismatch
 from celery_anarchon.model import UNSETTLED, Answer, Millis, Overlap, Run, RunState
 
 _named: dict[str, MemoryStore] = defaultdict(MemoryStore)
@@ -84,16 +84,7 @@ class MemoryBackend(MemoryOneStep):
 
     def open(self, app_name: str, *, create: bool = True) -> None:
         with self._locked() as (space, _):
-            if space.layout > wire.LAYOUT_VERSION:
-                raise LayoutMismatch(
-                    f"namespace {self.namespace}: layout {space.layout} was written by a newer celery-anarchon; this "
-                    f"one knows {wire.LAYOUT_VERSION}: upgrade this process"
-                )
-            if space.app_name not in (None, app_name):
-                raise LayoutMismatch(
-                    f"namespace {self.namespace}: belongs to app {space.app_name}, and this is app {app_name}; "
-                    "set namespace=..."
-                )
+            check_charter(self, app_name, layout=space.layout, app=space.app_name, own="namespace=...")
             if create:
                 space.app_name = app_name
 

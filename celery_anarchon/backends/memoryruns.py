@@ -10,10 +10,10 @@ from datetime import datetime
 from celery_anarchon import wire
 from celery_anarchon.backends.memorystore import MemoryStore, Record, Space
 from celery_anarchon.backends.runs import (
-    ENDS_OF_A_BODY,
-    ENDS_OF_A_WAIT,
     JOB_REMOVED,
     RELEASED,
+    WITHOUT_TERMS,
+    WORKERS_KEPT,
     GiveBack,
     LapsedEnd,
     NextTry,
@@ -25,10 +25,10 @@ from celery_anarchon.backends.runs import (
     Unstarted,
     Waiting,
     Worker,
+    check_ends_of_a_body,
+    check_ends_of_a_wait,
 )
 from celery_anarchon.model import SETTLED, GateAnswer, Millis, Overlap, Run, RunState
-
-DAY: Millis = 24 * 3_600_000
 
 
 class MemoryRuns(RunBackend):
@@ -114,9 +114,7 @@ class MemoryRuns(RunBackend):
         return True
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        for settlement in settlements:
-            if settlement.state not in ENDS_OF_A_BODY:
-                raise ValueError(f"{settlement.state} is no end of a body")
+        check_ends_of_a_body(settlements)
         with self._locked() as (space, now):
             return [self._settle(space, now, settlement) for settlement in settlements]
 
@@ -193,9 +191,7 @@ class MemoryRuns(RunBackend):
         return True
 
     def end_lapsed(self, endings: Sequence[LapsedEnd]) -> list[bool]:
-        for ending in endings:
-            if ending.state not in ENDS_OF_A_WAIT:
-                raise ValueError(f"{ending.state} is no end of a run that lapsed")
+        check_ends_of_a_wait(endings)
         with self._locked() as (space, now):
             return [self._end_lapsed(space, now, ending) for ending in endings]
 
@@ -212,7 +208,7 @@ class MemoryRuns(RunBackend):
         if ending.state is RunState.DISPATCHED and record.state is not RunState.QUEUED:
             return False
         if ending.state is RunState.LOST and ending.reason == JOB_REMOVED:
-            patience = DAY if record.terms is None else record.terms.queue_timeout
+            patience = WITHOUT_TERMS if record.terms is None else record.terms.queue_timeout
             if record.lease_until + patience > now:
                 return False
         elif record.state is RunState.CLAIMED or (record.state is RunState.RUNNING and record.attempts_left()):
@@ -224,7 +220,7 @@ class MemoryRuns(RunBackend):
         asked = (record.state, ending.was, ending.state, ending.reason)
         if asked != (RunState.WAITING, RunState.WAITING, RunState.SUPERSEDED, JOB_REMOVED):
             return False
-        patience = DAY if record.terms is None else record.terms.queue_timeout
+        patience = WITHOUT_TERMS if record.terms is None else record.terms.queue_timeout
         if (record.claimed_at or 0) + patience > now or space.has_living(ending.job, ending.slot):
             return False
         self._settle_as(space, now, ending.job, ending.slot, ending.state, ending.reason)
@@ -259,7 +255,7 @@ class MemoryRuns(RunBackend):
             space.workers[worker.owner] = replace(worker, seen=now)
             space.had_workers = True
             for owner, known in list(space.workers.items()):
-                if known.seen < now - DAY:
+                if known.seen < now - WORKERS_KEPT:
                     del space.workers[owner]
             return now
 

@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from celery_anarchon import wire
-from celery_anarchon.backends.base import GIVEN_UP, NEVER_A_RUN, Beat, Hold, Terms
+from celery_anarchon.backends.base import Beat, Hold, Terms
 from celery_anarchon.backends.runs import RunHold, Worker
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.model import UNSETTLED, Millis, RunState
-
-NO_MESSAGE = GIVEN_UP | NEVER_A_RUN | {RunState.WAITING}
-"""The states of slots of which no message was sent."""
 
 
 @dataclass

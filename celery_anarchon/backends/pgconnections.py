@@ -26,8 +26,8 @@ from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
+from celery_anarchon.backends.base import Unusable
 from celery_anarchon.backends.sqlconnections import OwnConnections
-from celery_anarchon.backends.sqlstore import Unusable
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError
 
 logger = logging.getLogger("celery_anarchon.backend")
@@ -180,17 +180,29 @@ class HandedEngine(_Handed):
         self.where = f"engine {engine.url.render_as_string(hide_password=True)}"
         self._engine = engine
         self._pid = os.getpid()
+        self._lock = threading.Lock()
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         if self._pid != os.getpid():
-            # What the pool holds is the parent's.
+            # What the pool holds is the parent's, and a thread that is not here may have held the lock.
             self._engine.dispose(close=False)
+            self._lock = threading.Lock()
             self._pid = os.getpid()
         pool = self._engine.pool
-        if isinstance(pool, StaticPool):
-            # One connection for everybody: looked at before it is ours, because giving it back rolls back.
+        if not isinstance(pool, StaticPool):
+            with self._use() as connection:
+                yield connection
+            return
+        # One connection for everybody: one call at a time.
+        with self._lock:
+            # Looked at before it is ours, because giving it back rolls back.
             _refuse_busy(pool.connection.dbapi_connection, self.where)
+            with self._use() as connection:
+                yield connection
+
+    @contextmanager
+    def _use(self) -> Iterator[Connection]:
         with _given_back(self._checkout()) as connection:
             driver = _driver_of(connection)
             _refuse_busy(driver, self.where)
@@ -216,23 +228,22 @@ class _Lent(_Handed):
     def __init__(self, like: Callable[[], Own]) -> None:
         self._pid = os.getpid()
         self._like = like
-        self._own: Own | None = None
+        self._own: dict[str, Own] = {}
         self._now = threading.local()
         self._engine = _engine(lambda: _Borrowed(self._now.driver))
 
     def open(self) -> None:
-        if self._own is not None:
-            self._own.open()
+        for own in list(self._own.values()):
+            own.open()
 
     def close(self) -> None:
-        if self._own is not None:
-            self._own.close()
+        for own in list(self._own.values()):
+            own.close()
 
     def _ours(self) -> Own:
         """Connections of our own to the same place."""
-        if self._own is None:
-            self._own = self._like()
-        return self._own
+        # One step: two threads that come together share them. No lock: close() must find none, nor a fork.
+        return self._own.get("own") or self._own.setdefault("own", self._like())
 
     @contextmanager
     def _use(self, driver: Any) -> Iterator[Connection]:
@@ -267,13 +278,16 @@ class HandedConnection(_Lent):
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         driver = self._driver
-        if self._pid != os.getpid() or (_hung_up(driver) and self._broke(driver)):
-            with self._ours().connection() as connection:
-                yield connection
-            return
-        if driver.closed:
-            raise Unusable(f"{self.where}: the app has closed it; hand over a URL")
-        with self._lock, self._use(driver) as connection:
+        if self._pid == os.getpid():
+            with self._lock:
+                # Not before: a look takes in what has come, and that may be the reply to another thread's call.
+                if not (_hung_up(driver) and self._broke(driver)):
+                    if driver.closed:
+                        raise Unusable(f"{self.where}: the app has closed it; hand over a URL")
+                    with self._use(driver) as connection:
+                        yield connection
+                    return
+        with self._ours().connection() as connection:
             yield connection
 
     def _broke(self, driver: Any) -> bool:

@@ -239,8 +239,11 @@ class PostgresBackend(SqlBackend):
         self._note_jobs(connection, [job for job in wanted if job not in self._noted])
         locked = self._execute(connection, self._job_locks, [(job,) for job in wanted])
         if len(locked) < len(wanted):
-            # Somebody has deleted rows.
+            # Somebody has deleted rows, or a transaction that made some was undone. Once more without the locks:
+            # nothing else has been done yet.
             self._noted.clear()
+            connection.exec_driver_sql("ROLLBACK")
+            self._begin(connection)
             self._note_jobs(connection, wanted)
             locked = self._execute(connection, self._job_locks, [(job,) for job in wanted])
         self._noted.update(wanted)

@@ -19,40 +19,23 @@ from celery_anarchon.errors import ConfigurationError
 
 ENTRY_POINTS = "celery_anarchon.backends"
 
+_REDIS = ("redis", "rediss", "redis+socket")
+_VALKEY = ("valkey", "valkeys", "valkey+socket")
+_REDIS_GROUPS = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
+_VALKEY_GROUPS = ("valkey+cluster", "valkeys+cluster", "valkey+sentinel", "valkeys+sentinel")
+
 _OURS = {
     "memory": "celery_anarchon.backends.memory:MemoryBackend",
     **dict.fromkeys(("sqlite", "libsql", "libsql+http"), "celery_anarchon.backends.sqlite:SqliteBackend"),
-    **dict.fromkeys(
-        ("redis", "rediss", "redis+socket", "redis+cluster", "sentinel"),
-        "celery_anarchon.backends.redis:RedisBackend",
-    ),
+    **dict.fromkeys((*_REDIS, *_REDIS_GROUPS, "sentinel"), "celery_anarchon.backends.redis:RedisBackend"),
     **dict.fromkeys(("postgresql", "postgres"), "celery_anarchon.backends.postgres:PostgresBackend"),
-    **dict.fromkeys(("valkey", "valkeys"), "celery_anarchon.backends.redis:ValkeyBackend"),
+    **dict.fromkeys((*_VALKEY, *_VALKEY_GROUPS), "celery_anarchon.backends.redis:ValkeyBackend"),
     **dict.fromkeys(("amqp", "amqps"), "celery_anarchon.backends.rabbitmq:RabbitMQBackend"),
     **dict.fromkeys(("nats", "tls"), "celery_anarchon.backends.nats:NatsBackend"),
 }
 
-_EXTRAS = {
-    "redis": "redis",
-    "rediss": "redis",
-    "redis+socket": "redis",
-    "redis+cluster": "redis",
-    "sentinel": "redis",
-    "valkey": "valkey",
-    "valkeys": "valkey",
-    "postgresql": "postgres",
-    "postgres": "postgres",
-    "libsql": "libsql",
-    "libsql+http": "libsql",
-    "amqp": "rabbitmq",
-    "amqps": "rabbitmq",
-    "nats": "nats",
-    "tls": "nats",
-}
-"""Schemes whose stores we know by name -> the extra that brings the driver, once a backend for them is there."""
-
 _CELERY_PREFIXES = ("sqla+", "db+")
-_SEVERAL_HOSTS = frozenset({"nats", "tls", "sentinel", "redis+cluster"})
+_SEVERAL_HOSTS = frozenset({"nats", "tls", "sentinel", *_REDIS_GROUPS, *_VALKEY_GROUPS})
 _TOKENS = frozenset({"nats", "tls"})
 _HOST = re.compile(r"([^:@]*(:[^:@]*)?@)?[^:@/]+(:\d*)?(/.*)?")
 _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:pas+w|pass|pwd|tok|auth|secret|key|cred)[^=&]*=)[^&#]*", re.IGNORECASE)
@@ -101,12 +84,6 @@ def backend_from_url(url: str, **options: Any) -> ClaimBackend:
     return backend
 
 
-def is_known(url: str) -> bool:
-    """Whether this release, or an entry point, has a backend for the scheme of *url*."""
-    scheme = url.partition("://")[0].lower()
-    return scheme in _OURS or any(point.name.lower() == scheme for point in metadata.entry_points(group=ENTRY_POINTS))
-
-
 def backend_from_celery(url: str, transport_options: Mapping[str, Any], use_ssl: Any) -> ClaimBackend:
     """The backend on a broker or a result backend that an app has, with its default options and not opened yet.
 
@@ -147,6 +124,15 @@ def read_url(
         except (ValueError, TypeError, ConfigurationError) as error:
             raise ConfigurationError(f"{masked(url)}: option {name!r}: {error}") from None
     return unquote(body), joined
+
+
+def read_flag(text: str) -> bool:
+    """Yes or no, as a URL's query says it."""
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"expected true or false, not {text!r}")
 
 
 def masked(url: str) -> str:
@@ -203,8 +189,6 @@ def _backend_class(scheme: str, url: str) -> Any:
             f"{masked(url)}: write postgresql:// without a driver: it is always psycopg 3, and libpq reads the rest; "
             "or hand PostgresBackend a SQLAlchemy Engine"
         )
-    if scheme in _EXTRAS or scheme.partition("+")[0] in _EXTRAS:
-        raise ConfigurationError(f"{masked(url)}: {scheme}:// is not in this release, which has {offered}")
     raise ConfigurationError(
         f"{masked(url)}: unknown scheme {scheme}://{_nearest(scheme, here)}; this release has {offered}"
     )
@@ -214,9 +198,9 @@ def _load(point: metadata.EntryPoint, scheme: str) -> Any:
     try:
         loaded = point.load()
     except (ImportError, AttributeError) as error:
-        extra = _EXTRAS.get(scheme)
-        fix = f'pip install "celery-anarchon[{extra}]"' if extra else f"entry point {point.value} brings it: mend it"
-        raise ConfigurationError(f"the backend for {scheme}:// cannot be loaded ({error}); {fix}") from error
+        raise ConfigurationError(
+            f"the backend for {scheme}:// cannot be loaded ({error}); entry point {point.value} brings it: mend it"
+        ) from error
     if not hasattr(loaded, "from_url"):
         raise ConfigurationError(f"the backend for {scheme}:// ({point.value}) has no from_url(url, **options)")
     return loaded

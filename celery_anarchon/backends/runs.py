@@ -40,6 +40,7 @@ __all__ = [
     "ENDS_OF_A_WAIT",
     "JOB_REMOVED",
     "RELEASED",
+    "WITHOUT_TERMS",
     "WORKERS_KEPT",
     "GiveBack",
     "LapsedEnd",
@@ -52,6 +53,8 @@ __all__ = [
     "Unstarted",
     "Waiting",
     "Worker",
+    "check_ends_of_a_body",
+    "check_ends_of_a_wait",
 ]
 
 ENDS_OF_A_BODY = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.LOST})
@@ -65,6 +68,9 @@ JOB_REMOVED = "job-removed"
 
 RELEASED = "worker-stopped"
 """Why a run is up for takeover before its lease was over: its worker stopped on purpose."""
+
+WITHOUT_TERMS: Millis = 24 * 3_600_000
+"""In the place of ``queue_timeout``, of a claim without terms."""
 
 WORKERS_KEPT: Millis = 24 * 3_600_000
 """How long a worker that vanished is remembered."""
@@ -276,3 +282,17 @@ class RunBackend(LeaseBackend):
     def ever_had_workers(self) -> bool:
         """Whether a worker with the gate was ever seen in this namespace. Else a run that nobody started may well have
         been executed by workers without the gate."""
+
+
+def check_ends_of_a_body(settlements: Sequence[Settlement]) -> None:
+    """:raises ValueError: :meth:`RunBackend.settle` takes none of these states."""
+    for settlement in settlements:
+        if settlement.state not in ENDS_OF_A_BODY:
+            raise ValueError(f"{settlement.state} is no end of a body")
+
+
+def check_ends_of_a_wait(endings: Sequence[LapsedEnd]) -> None:
+    """:raises ValueError: :meth:`RunBackend.end_lapsed` takes none of these states."""
+    for ending in endings:
+        if ending.state not in ENDS_OF_A_WAIT:
+            raise ValueError(f"{ending.state} is no end of a run that lapsed")

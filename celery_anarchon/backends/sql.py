@@ -26,10 +26,11 @@ from celery_anarchon.backends.base import (
     Registration,
     Sighting,
     Takeover,
+    Unusable,
 )
 from celery_anarchon.backends.sqlclaims import key_of
 from celery_anarchon.backends.sqlruns import SqlRuns, rounds
-from celery_anarchon.backends.sqlstore import NoTables, Unusable, chunks
+from celery_anarchon.backends.sqlstore import NoTables, chunks
 from celery_anarchon.backends.sqltables import LOWEST
 from celery_anarchon.model import Millis, RunState
 
@@ -103,7 +104,7 @@ class SqlBackend(SqlRuns):
                 job=row.job,
                 slot=row.slot,
                 attempt=row.attempt,
-                abandoned=row.owner is None,
+                abandoned=row.owner is None and row.state == str(RunState.CLAIMED),
                 state=RunState(row.state),
                 max_attempts=row.max_attempts,
                 reason=row.reason,

@@ -139,6 +139,8 @@ class SqliteBackend(SqlBackend):
         try:
             self._patiently(lambda: connection.exec_driver_sql("COMMIT"))
         except SQLAlchemyError as error:
+            if isinstance(getattr(error, "orig", None), libsql.NotCommitted):
+                raise
             if not is_busy(error):
                 raise OutcomeUnknown(f"{self._error(error)} (the commit failed)") from error
             # Readers kept it from the file, and the transaction is still open: it has surely not been applied.

@@ -19,8 +19,9 @@ from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
+from celery_anarchon.backends.base import Unusable
 from celery_anarchon.backends.sqlconnections import OwnConnections
-from celery_anarchon.backends.sqlstore import NoTables, Unusable
+from celery_anarchon.backends.sqlstore import NoTables
 from celery_anarchon.errors import BackendUnavailable
 
 logger = logging.getLogger("celery_anarchon.backend")
@@ -195,17 +196,29 @@ class HandedEngine(Handed):
         self.where = f"engine {engine.url.render_as_string(hide_password=True)}"
         self._engine = engine
         self._pid = os.getpid()
+        self._lock = threading.Lock()
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         if self._pid != os.getpid():
-            # What the pool holds is the parent's.
+            # What the pool holds is the parent's, and a thread that is not here may have held the lock.
             self._engine.dispose(close=False)
+            self._lock = threading.Lock()
             self._pid = os.getpid()
         pool = self._engine.pool
-        if isinstance(pool, StaticPool):
-            # One connection for everybody: looked at before it is ours, because giving it back rolls back.
+        if not isinstance(pool, StaticPool):
+            with self._use() as connection:
+                yield connection
+            return
+        # One connection for everybody: one call at a time.
+        with self._lock:
+            # Looked at before it is ours, because giving it back rolls back.
             self._refuse_transaction(pool.connection.dbapi_connection)
+            with self._use() as connection:
+                yield connection
+
+    @contextmanager
+    def _use(self) -> Iterator[Connection]:
         with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             driver: Any = connection.connection.dbapi_connection
             self._refuse_transaction(driver)

@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row
 
 from celery_anarchon.backends.runs import (
-    ENDS_OF_A_BODY,
-    ENDS_OF_A_WAIT,
     WORKERS_KEPT,
     GiveBack,
     LapsedEnd,
@@ -31,6 +29,8 @@ from celery_anarchon.backends.runs import (
     Unstarted,
     Waiting,
     Worker,
+    check_ends_of_a_body,
+    check_ends_of_a_wait,
 )
 from celery_anarchon.backends.sqlclaims import SqlClaims, key_of
 from celery_anarchon.backends.sqloverlap import terms_row
@@ -114,9 +114,7 @@ class SqlRuns(SqlClaims, RunBackend):
         return self._write(self._run_sql.heartbeat, holds, _fence)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        for settlement in settlements:
-            if settlement.state not in ENDS_OF_A_BODY:
-                raise ValueError(f"{settlement.state} is no end of a body")
+        check_ends_of_a_body(settlements)
         return self._write(
             self._run_sql.settle,
             settlements,
@@ -158,9 +156,7 @@ class SqlRuns(SqlClaims, RunBackend):
         )
 
     def end_lapsed(self, endings: Sequence[LapsedEnd]) -> list[bool]:
-        for ending in endings:
-            if ending.state not in ENDS_OF_A_WAIT:
-                raise ValueError(f"{ending.state} is no end of a run that lapsed")
+        check_ends_of_a_wait(endings)
         return self._write(
             self._run_sql.end_lapsed,
             endings,

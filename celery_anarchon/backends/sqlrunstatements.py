@@ -27,15 +27,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from celery_anarchon.backends.runs import JOB_REMOVED, RELEASED
+from celery_anarchon.backends.runs import JOB_REMOVED, RELEASED, WITHOUT_TERMS
 from celery_anarchon.backends.sqltables import MADE, TERMS, Dialect, by_job, in_state, new_rows
-from celery_anarchon.model import SETTLED, GateAnswer, Millis, Overlap, RunState
+from celery_anarchon.model import SETTLED, GateAnswer, Overlap, RunState
 
 _CLAIMED, _QUEUED, _RUNNING = str(RunState.CLAIMED), str(RunState.QUEUED), str(RunState.RUNNING)
 _RETRYING, _DISPATCHED = str(RunState.RETRYING), str(RunState.DISPATCHED)
 _LOST, _LOST_IN_QUEUE = str(RunState.LOST), str(RunState.LOST_IN_QUEUE)
-
-DAY: Millis = 24 * 3_600_000
 
 HANDED = ("job", "slot", "owner", "beat", "lease_until", *TERMS)
 _KEY = ("job", "slot")
@@ -116,7 +114,7 @@ class RunStatements:
             .returning(*key)
         )
         end = given(job=text, slot=BigInteger(), attempt=Integer(), was=text, ending=text, why=text)
-        queue_limit = case((r.run_lease.is_(None), literal(DAY, BigInteger)), else_=r.queue_timeout)
+        queue_limit = case((r.run_lease.is_(None), literal(WITHOUT_TERMS, BigInteger)), else_=r.queue_timeout)
         # Of a job that nobody knows any more, nobody will publish the next attempt.
         orphan = and_(end.c.why == JOB_REMOVED, end.c.ending == _LOST)
         attempts_left = and_(running, r.max_attempts.is_not(None), r.attempt < r.max_attempts)
@@ -214,7 +212,6 @@ class RunStatements:
             acks_late=Integer(),
             late=BigInteger(),
         )
-        self.gate_columns = tuple(column.name for column in asked.c)
         another = runs.alias("another_run")
         elsewhere = exists().where(
             by_job(another) == asked.c.job, another.c.slot != asked.c.slot, another.c.lease_until.is_not(None)

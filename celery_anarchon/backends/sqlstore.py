@@ -28,11 +28,11 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.types import TypeEngine
 
 from celery_anarchon import wire
-from celery_anarchon.backends.base import LeaseBackend
+from celery_anarchon.backends.base import LeaseBackend, Unusable, check_charter
 from celery_anarchon.backends.sqlrunstatements import RunStatements
 from celery_anarchon.backends.sqltables import Statements, Tables
 from celery_anarchon.clock import SystemClock
-from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch
+from celery_anarchon.errors import BackendUnavailable, ConfigurationError
 from celery_anarchon.model import Millis
 
 _ROWS_AT_ONCE = 5_000
@@ -44,11 +44,6 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _LONGEST_NAME = 63 - len("_workers")
 """PostgreSQL cuts longer names silently, and two tables would become one."""
 _T = TypeVar("_T")
-
-
-class Unusable(BackendUnavailable):
-    """It will not get better by itself. :meth:`SqlBackend.open` raises it as a ConfigurationError; a call in a running
-    beat as what it is to the beat: nothing was applied, ask again later."""
 
 
 class NoTables(Unusable):
@@ -112,7 +107,8 @@ class SqlStore(LeaseBackend):
         return step()
 
     def _floors(self, connection: Connection, jobs: Iterable[str]) -> dict[str, Millis]:
-        """The floors of *jobs*. A dialect whose transactions run side by side locks these jobs until the commit."""
+        """The floors of *jobs*, before anything else in a transaction but :meth:`_note_jobs`. A dialect whose
+        transactions run side by side locks these jobs until the commit."""
         found = self._execute(connection, self._sql.floors, [(job,) for job in sorted(set(jobs))])
         return {row.job: row.floor for row in found}
 
@@ -192,16 +188,7 @@ class SqlStore(LeaseBackend):
         return {row.key: row.value for row in connection.execute(select(self.tables.meta))}
 
     def _check_meta(self, meta: dict[str, str], app_name: str) -> None:
-        if int(meta["layout"]) > wire.LAYOUT_VERSION:
-            raise LayoutMismatch(
-                f"{self.describe()}: layout {meta['layout']} was written by a newer celery-anarchon; this one knows "
-                f"{wire.LAYOUT_VERSION}: upgrade this process"
-            )
-        if meta.get("app", app_name) != app_name:
-            raise LayoutMismatch(
-                f"namespace {self.namespace}: belongs to app {meta['app']}, and this is app {app_name}; set table=... "
-                "to give this app its own"
-            )
+        check_charter(self, app_name, layout=int(meta["layout"]), app=meta.get("app"), own="table=...")
 
     def now(self) -> Millis:
         try:

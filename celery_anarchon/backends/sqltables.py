@@ -1,7 +1,8 @@
 """The six tables of a namespace on a SQL store, and the statements of beats over them, built once.
 
 Belongs here: SQLAlchemy Core. Does not belong here: the order in which a transaction uses the statements
-(:mod:`.sql`), the statements of workers (:mod:`.sqlrunstatements`), and what a dialect does in its own way.
+(:mod:`.sqlclaims`, :mod:`.sql`), the statements of workers (:mod:`.sqlrunstatements`), and what a dialect does in its
+own way.
 """
 
 from __future__ import annotations
@@ -35,10 +36,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from celery_anarchon.backends.base import GIVEN_UP, NEVER_A_RUN
+from celery_anarchon.backends.base import NO_MESSAGE
 from celery_anarchon.model import UNSETTLED, Millis, RunState
 
-_NO_MESSAGE = GIVEN_UP | NEVER_A_RUN | {RunState.WAITING}
 _CLAIMED = str(RunState.CLAIMED)
 _DISPATCHED = str(RunState.DISPATCHED)
 _QUEUED = str(RunState.QUEUED)
@@ -54,7 +54,7 @@ MADE = (
 
 
 class Dialect(Protocol):
-    """What the statements need of a dialect; see :class:`.sql.SqlBackend`."""
+    """What the statements need of a dialect; see :class:`.sqlstore.SqlStore`."""
 
     tables: Tables
     _text: TypeEngine[str]
@@ -297,7 +297,7 @@ class Statements:
 
         newest_first = select(runs).where(runs.c.job == the_job).order_by(runs.c.slot.desc())
         self.history = newest_first.limit(bindparam("the_limit", type_=Integer))
-        self.last_run = newest_first.where(not_(in_state(runs, *_NO_MESSAGE))).limit(1)
+        self.last_run = newest_first.where(not_(in_state(runs, *NO_MESSAGE))).limit(1)
 
         sightings = given(job=text)
         self.new_jobs = new_rows(dialect, jobs, sightings, job=sightings.c.job)

@@ -92,11 +92,18 @@ def test_a_client_of_the_app(server: Sqld, opened: Any) -> None:
 def test_a_client_that_dies_inside_a_transaction_keeps_others_waiting_and_no_more(opened: Any) -> None:
     dead, other = opened(), opened()
     slot = base(other)
-    with suppress(BackendUnavailable, OutcomeUnknown), dead._writing() as connection:
-        dead._floors(connection, ["job"])
-        # Its stream stays open. The server ends it after five seconds.
-        answers = [raised_by(lambda: claim(other, "job", slot, "b")) for _ in range(3)]
-        assert None in answers, answers
+    answers: list[BaseException | None] = []
+
+    def freeze() -> None:
+        with dead._writing() as connection:
+            dead._floors(connection, ["job"])
+            # Its stream stays open. The server ends it after five seconds.
+            answers.extend(raised_by(lambda: claim(other, "job", slot, "b")) for _ in range(3))
+
+    # It lives after all, and hears that nothing of its own stands.
+    error = raised_by(freeze)
+    assert isinstance(error, BackendUnavailable) and "timed out" in str(error)
+    assert None in answers, answers
     assert claim(other, "job", slot, "b") is WON
     assert claim(dead, "job", slot, "a") is TAKEN
 
@@ -127,6 +134,44 @@ def test_a_server_that_hangs_is_unavailable(server: Sqld, opened: Any, monkeypat
             return
         threading.Event().wait(0.05)
     pytest.fail("it never answered again")
+
+
+def test_a_server_that_hangs_within_a_transaction_is_waited_for_once(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened()
+    asked: list[bytes] = []
+
+    def hang(_: Any, body: bytes, **__: Any) -> Any:
+        asked.append(body)
+        raise TimeoutError("timed out")
+
+    def write() -> None:
+        with backend._writing() as connection:
+            monkeypatch.setattr(libsql.HranaConnection, "_post", hang)
+            backend._floors(connection, ["job"])
+
+    error = raised_by(write)
+    assert isinstance(error, BackendUnavailable) and "no answer" in str(error)
+    assert len(asked) == 1
+
+
+def test_a_commit_without_an_answer_is_of_unknown_outcome(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, other = opened(), opened()
+    slot = base(backend)
+    post = libsql.HranaConnection._post
+
+    def lose(link: Any, body: bytes, **more: Any) -> Any:
+        answer = post(link, body, **more)
+        if b"COMMIT" in body:
+            raise TimeoutError("timed out")
+        return answer
+
+    monkeypatch.setattr(libsql.HranaConnection, "_post", lose)
+    with pytest.raises(OutcomeUnknown, match="no answer"):
+        claim(backend, "job", slot, "a")
+    monkeypatch.undo()
+    assert claim(other, "job", slot, "b") is TAKEN and claim(backend, "job", slot, "a") is WON
 
 
 def test_claims_survive_kill_9_of_the_server(server: Sqld, opened: Any) -> None:

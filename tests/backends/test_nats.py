@@ -282,6 +282,36 @@ def test_one_history_size_for_all_jobs_the_largest(connect: Connect) -> None:
     assert send(20, "another") == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
+def test_the_larger_of_two_history_sizes_that_were_raised_at_once_comes_through(
+    connect: Connect, server: NatsServer, namespace: str
+) -> None:
+    """JetStream takes no condition: whoever has read before another's write may put a smaller one over it."""
+    client = connect(history_size=8)
+    found = server.api(f"STREAM.INFO.{namespace}_HISTORY")["config"]
+    server.api(f"STREAM.UPDATE.{namespace}_HISTORY", {**found, "max_msgs_per_subject": 7})
+    client.tidy([Keep(job="job", decided=client.now(), history_size=5)])
+    assert server.api(f"STREAM.INFO.{namespace}_HISTORY")["config"]["max_msgs_per_subject"] == 8
+
+
+def test_a_long_history_is_not_read_message_after_message(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = connect(**HOURS_2)
+    now = client.now()
+    slots = [now - number for number in range(300)]
+    for job in ("job", "other"):
+        client.confirm([Confirmation(job=job, slot=slot, owner="a", attempt=1, late=3) for slot in slots])
+    one_after_the_other: dict[Any, int] = {}
+    ask_once = connection.Line.ask
+
+    async def counted(line: Any, *question: Any, **more: Any) -> Any:
+        task = asyncio.current_task()
+        one_after_the_other[task] = one_after_the_other.get(task, 0) + 1
+        return await ask_once(line, *question, **more)
+
+    monkeypatch.setattr(connection.Line, "ask", counted)
+    assert [round(run.slot.timestamp() * 1000) for run in client.history("job", 999)] == slots
+    assert max(one_after_the_other.values()) < 50
+
+
 def test_a_claim_without_an_end_is_in_the_history(connect: Connect) -> None:
     appending.a_claim_without_an_end_is_in_the_history(connect)
 

@@ -16,15 +16,16 @@ from support.certificates import certificate
 from support.contenders import contend
 from support.lines import Line
 from support.planning import plans_within
-from support.rabbitmq_servers import PUBLISHING, RabbitServer, rabbitmq_server
+from support.rabbitmq_servers import PUBLISHING, RabbitServer, lead_through, rabbitmq_server
 from support.waiting import wait_for
 
 from celery_anarchon.backends.base import Confirmation, Keep
-from celery_anarchon.backends.rabbitmq import RabbitMQBackend
+from celery_anarchon.backends.rabbitmq import RabbitMQBackend, store
+from celery_anarchon.backends.rabbitmq.link import Link
 from celery_anarchon.backends.registry import backend_from_url
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, RunState
-from celery_anarchon.testing.harness import claim, confirm
+from celery_anarchon.testing.harness import ask, claim, claim_all, confirm
 
 STRATEGIES = ("queue", "stream")
 Connect = Callable[..., RabbitMQBackend]
@@ -54,7 +55,7 @@ def connect(server: RabbitServer, namespace: str) -> Iterator[Connect]:
 
 def through(client: RabbitMQBackend, server: RabbitServer) -> Line:
     line = Line(server.port, PUBLISHING)
-    client._source.address.detour = line.port
+    lead_through(client, line.port)
     client.close()
     client.open("app")
     return line
@@ -301,8 +302,56 @@ def test_history_size_is_kept(connect: Connect) -> None:
     assert len(reader.history("other", 50)) == 0
 
 
+def test_history_size_outlives_the_entry_that_said_it_first(
+    connect: Connect, server: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream drops its oldest segments: a beat that runs for weeks must say it again."""
+    small = {**store.HISTORY, "x-max-length-bytes": 8_000, "x-stream-max-segment-size-bytes": 2_000}
+    monkeypatch.setattr(store, "HISTORY", small)
+    client, reader = connect(), connect()
+    now = client.now()
+    client.tidy([Keep(job="job", decided=now, history_size=7)])
+
+    slots = [now - n for n in reversed(range(20))]
+    history = client._names.history("job")
+
+    def keeps_on() -> bool:
+        client.confirm([Confirmation(job="job", slot=slot, owner="a", attempt=1, late=3) for slot in slots])
+        return all(b'"job"' in data for data in server.stream(history))
+
+    wait_for(keeps_on, "a segment to be dropped")
+    assert [round(run.slot.timestamp() * 1000) for run in reader.history("job", 50)] == [now - n for n in range(7)]
+    client.tidy([Keep(job="job", decided=now, history_size=9)])
+    assert len(reader.history("job", 50)) == 9
+
+
 def test_a_claim_without_an_end_is_in_the_history(connect: Connect) -> None:
     appending.a_claim_without_an_end_is_in_the_history(connect)
+
+
+def test_the_number_of_round_trips_does_not_grow_with_the_batch(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect()
+    now = client.now()
+    declare, waits = Link.declare, []
+
+    def counted(link: Link, queue: str, arguments: Any, *, wait: bool = True) -> None:
+        if wait:
+            waits.append(queue)
+        declare(link, queue, arguments, wait=wait)
+
+    monkeypatch.setattr(Link, "declare", counted)
+
+    def claims(count: int, first: int, slot: Millis = now) -> int:
+        waits.clear()
+        jobs = [f"job {number}" for number in range(first, first + count)]
+        assert claim_all(client, [ask(job, slot, "a") for job in jobs]) == [Answer.WON] * count
+        assert [client.history(job, 1)[0].state for job in jobs] == [RunState.CLAIMED] * count
+        return len(waits)
+
+    assert claims(1, 0) == claims(30, 1) == 1
+    assert claims(30, 1, now + 1) == 0
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -317,8 +366,14 @@ def test_a_reader_makes_nothing(server: RabbitServer, namespace: str) -> None:
     reader = RabbitMQBackend(server.url, prefix=f"{namespace}.")
     reader.open("app", create=False)
     assert reader.history("job", 5) == [] and reader.last_run("job") is None
-    reader.close()
     assert namespace not in server.control("list_queues", "-q", "name")
+    # A beat has made the stream, and has yet to say whose the namespace is.
+    meta = reader._names.meta
+    with server.client() as link:
+        link.channel().queue_declare(meta, durable=True, auto_delete=False, arguments=store.META)
+    reader.open("app", create=False)
+    reader.close()
+    assert server.stream(meta) == []
 
 
 def test_a_connection_of_the_app(server: RabbitServer, namespace: str) -> None:

@@ -44,7 +44,7 @@ from support.redis_servers import (
 )
 
 from celery_anarchon.backends.base import Beat, ClaimRequest, Keep, Outcome, Sighting
-from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend, handed, lease, links, talk
+from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend, handed, links, past, talk
 from celery_anarchon.backends.redis.address import read_address
 from celery_anarchon.backends.redis.cluster import hash_slot
 from celery_anarchon.backends.redis.store import SHARDS, Keys
@@ -861,7 +861,7 @@ def test_a_long_history(server: Private, prefix: str) -> None:
 
 
 def test_much_to_drop_is_dropped_in_steps(server: Private, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "_DROPPED_AT_ONCE", 3)
+    monkeypatch.setattr(past, "_DROPPED_AT_ONCE", 3)
     with opened(server.url, prefix) as backend:
         slot = base(backend)
         for job in ("a", "b", "c"):

@@ -27,7 +27,7 @@ from celery_anarchon.backends.runs import (
     Unstarted,
 )
 from celery_anarchon.backends.sqlite import SqliteBackend
-from celery_anarchon.model import Answer, Millis, RunState
+from celery_anarchon.model import Answer, GateAnswer, Millis, RunState
 from celery_anarchon.testing.harness import LONG
 from celery_anarchon.testing.runforms import PLAIN, QUEUE_ONE, SKIP, TWICE, ask_run, delivery, held, send, slot_of
 
@@ -107,7 +107,7 @@ class Side:
             for job in ("a", "b")
             for run in self.client.history(job, 100)
         ]
-        over = {(found.job, found.slot - self.base, found.attempt, found.state) for found in lapsed}
+        over = {(found.job, found.slot - self.base, found.attempt, found.state, found.abandoned) for found in lapsed}
         return runs, over, [(found.job, found.slot - self.base) for found in self.client.waiting(100)]
 
 
@@ -120,6 +120,16 @@ def test_a_batch_is_what_its_rows_are_one_after_the_other(tmp_path: Path, calls:
         for name, items in calls:
             assert store.do(name, items) == honest.do(name, items), name
             assert store.keeps() == honest.keeps(), name
+
+
+def test_a_run_of_which_only_its_message_is_known_was_not_abandoned(tmp_path: Path) -> None:
+    """No beat holds it, and none has given it up: what a sweeper does with such a claim is not for it."""
+    with SqliteHarness(tmp_path) as harness:
+        client = harness.connect_run()
+        slot = client.now() - 3_600_000
+        assert client.start([delivery("job", slot, "t")])[0].answer is GateAnswer.UNKNOWN
+        harness.lapse("job", slot)
+        assert [(found.state, found.abandoned) for found in client.lapsed(9)] == [(RunState.RUNNING, False)]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from support.lines import Line
-from support.rabbitmq_servers import PUBLISHING, RabbitServer
+from support.rabbitmq_servers import PUBLISHING, RabbitServer, lead_through
 from support.waiting import wait_for
 
 from celery_anarchon.backends.base import ClaimBackend
@@ -42,6 +42,8 @@ class QueueHarness(BackendHarness):
         super().__init__(directory)
         self.names = Names(self.namespace)
         self._line: Line | None = None
+        self._led: list[Any] = []
+        """Clients that go over it."""
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
@@ -91,8 +93,9 @@ class QueueHarness(BackendHarness):
         """All of *client* goes over a line from now on."""
         if self._line is None:
             self._line = Line(self.server.port, PUBLISHING)
-        if client._source.address.detour is None:
-            client._source.address.detour = self._line.port
+        if client not in self._led:
+            self._led.append(client)
+            lead_through(client, self._line.port)
             client._source.close()
             client._source.closed = False
             client.now()

@@ -196,7 +196,7 @@ class TwoStores(RuleBasedStateMachine):
                     found.state,
                     found.max_attempts,
                     found.reason,
-                    found.abandoned and found.state is RunState.CLAIMED,
+                    found.abandoned,
                 )
                 for found in side.client.lapsed(100)
             },

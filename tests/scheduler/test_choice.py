@@ -139,12 +139,6 @@ def test_else_a_file_for_this_machine(broker: str | None, results: str | None) -
     assert chosen(app_with(broker, results)) == ("sqlite", "default")
 
 
-def test_what_this_release_lacks_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_OURS", {"sqlite": registry._OURS["sqlite"]})
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda **_: ())
-    assert chosen(app_with("redis://r", "db+postgresql://h/d")) == ("sqlite", "default")
-
-
 # --- what Celery writes, read as a store ------------------------------------------------------------------------------
 
 

@@ -23,6 +23,12 @@ PUBLISHING = b"\x00\x3c\x00\x28"
 """What is in the frame of every message that a client publishes."""
 
 
+def lead_through(client: Any, port: int) -> None:
+    """Whatever *client* connects to from now on, it does through this local port."""
+    for template in client._source.address._templates:
+        template.hostname, template.port = "127.0.0.1", port
+
+
 def wanted() -> bool:
     """Whether tests on a server are to be collected: in CI on one Python only."""
     return sys.version_info[:2] == (3, 11) or not os.environ.get("CI")

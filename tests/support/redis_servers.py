@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import time
@@ -192,15 +193,7 @@ def cluster(folder: Path, flavour: str = "redis7") -> Iterator[Cluster]:
         nodes = []
         for number in range(3):
             bus = free_port()
-            options = (
-                *DURABLE,
-                "--cluster-enabled",
-                "yes",
-                "--cluster-port",
-                str(bus),
-                "--cluster-node-timeout",
-                "2000",
-            )
+            options = _of_a_cluster(bus)
             nodes.append((stack.enter_context(private_server(folder / str(number), flavour, options)), bus))
         bounds = [0, 5461, 10923, 16384]
         for number, (node, _) in enumerate(nodes):
@@ -212,6 +205,42 @@ def cluster(folder: Path, flavour: str = "redis7") -> Iterator[Cluster]:
         made = Cluster([node for node, _ in nodes])
         made.wait_until_ok()
         yield made
+
+
+def _of_a_cluster(bus: int) -> Sequence[str]:
+    timeout = ("--cluster-node-timeout", "2000", "--repl-diskless-sync-delay", "0")
+    return (*DURABLE, "--cluster-enabled", "yes", "--cluster-port", str(bus), *timeout)
+
+
+@contextmanager
+def replica_in_cluster(folder: Path, nodes: Cluster, master: Private) -> Iterator[Private]:
+    """One more node: a replica that is in step with *master*, and that all know."""
+    bus = free_port()
+    with private_server(folder, options=_of_a_cluster(bus)) as node, node.client() as new, master.client() as old:
+        name = _raw(old, "CLUSTER", "MYID")
+        _raw(old, "CLUSTER", "MEET", "127.0.0.1", node.port, bus)
+        wait_for(lambda: name in _raw(new, "CLUSTER", "NODES"), "a node that knows its master")
+        _raw(new, "CLUSTER", "REPLICATE", name)
+        wait_for(lambda: new.info("replication").get("master_link_status") == "up", "a replica in step")
+        for one in [*nodes.nodes, node]:
+            wait_for(partial(_knows, one, name), "a cluster that knows it")
+        yield node
+
+
+def _knows(node: Private, master: bytes) -> bool:
+    """Whether it is up, and knows a replica of *master*."""
+    with node.client() as client:
+        there = re.search(rb"slave %s .* connected" % master, _raw(client, "CLUSTER", "NODES"))
+        return there is not None and b"cluster_state:ok" in _raw(client, "CLUSTER", "INFO")
+
+
+def fail_over(new: Private, old: Private) -> None:
+    """In a cluster: the replica *new* takes the place of its master *old*, which becomes its replica."""
+    with new.client() as client, old.client() as was:
+        _raw(client, "CLUSTER", "FAILOVER")
+        wait_for(lambda: client.info("replication")["role"] == "master", "a new master")
+        wait_for(lambda: was.info("replication").get("master_link_status") == "up", "an old one that follows it")
+        wait_for(lambda: client.info("replication")["connected_slaves"] == 1, "a master that knows it")
 
 
 def _agrees(node: Private, count: int) -> bool:

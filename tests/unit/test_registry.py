@@ -72,6 +72,7 @@ def test_options_of_a_url() -> None:
         ("libsql://user:secret@host", ["auth_token"]),
         ("libsql://host/path?auth_token=secret", ["libsql://host:port"]),
         ("libsql://host?auth_tokn=x", ["did you mean 'auth_token'"]),
+        ("redis+clutser://:secret@host", ["unknown scheme redis+clutser://", "did you mean 'redis+cluster'"]),
         ("turso://a.db", ["pyturso locks its file", "sqlite:///path"]),
     ],
 )
@@ -176,6 +177,8 @@ def test_importing_the_registry_loads_no_backend() -> None:
         ("redis+socket:///tmp/a.sock?password=pw&db=1", "redis+socket:///tmp/a.sock?password=***&db=1"),
         ("sentinel://:pw@h1:1;h2:2/0?sentinel_password=pw", "sentinel://:***@h1:1;h2:2/0?sentinel_password=***"),
         ("sentinel://:pw@h1;:pw@h2/0", "sentinel://:***@h1;:***@h2/0"),
+        ("valkey+cluster://u:pw@h1:1,u:pw@h2", "valkey+cluster://u:***@h1:1,u:***@h2"),
+        ("rediss+sentinel://:pw@h1;:pw@h2/0", "rediss+sentinel://:***@h1;:***@h2/0"),
         ("nats://user:pw@h1:4222,user:pw@h2", "nats://user:***@h1:4222,user:***@h2"),
         ("nats://token@h1,token@h2", "nats://***@h1,***@h2"),
         ("postgresql://user@host/db?password=pw", "postgresql://user@host/db?password=***"),

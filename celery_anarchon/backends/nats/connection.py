@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from celery_anarchon.errors import AnarchonError, BackendUnavailable, ConfigurationError, OutcomeUnknown
+from celery_anarchon.errors import AnarchonError, BackendUnavailable, ConfigurationError
 
 __all__ = ["Away", "Connection", "Handed", "NoAnswer", "Own", "Refusal"]
 
@@ -353,14 +353,6 @@ def _answer(question: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop) 
     except concurrent.futures.TimeoutError:
         asked.cancel()
         raise NoAnswer("no answer in time") from None
-
-
-def translated(error: Exception, text: str, *, writes: bool) -> AnarchonError:
-    """What *error* of a :class:`Line` means to the engine."""
-    words = f"{text}: {error}"
-    if isinstance(error, NoAnswer) and writes:
-        return OutcomeUnknown(words)
-    return BackendUnavailable(words)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

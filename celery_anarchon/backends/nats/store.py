@@ -32,9 +32,8 @@ from celery_anarchon.backends.nats.connection import (
     Line,
     NoAnswer,
     Refusal,
-    translated,
 )
-from celery_anarchon.errors import ConfigurationError, LayoutMismatch, OutcomeUnknown
+from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, Run
 
 logger = logging.getLogger("celery_anarchon.backend")
@@ -58,6 +57,9 @@ KEPT_AT_LEAST: Millis = 3_600_000
 
 _AT_ONCE = 200
 """Questions that are under way together."""
+
+_PARTS = 50
+"""In which a stream is read at the same time."""
 
 
 class NatsStore(AppendingStore):
@@ -181,11 +183,15 @@ class NatsStore(AppendingStore):
         return found
 
     async def _config_of(self, line: Line, name: str) -> dict[str, Any] | None:
+        return (await self._info_of(line, name)).get("config")
+
+    async def _info_of(self, line: Line, name: str) -> dict[str, Any]:
+        """Empty: there is no such stream."""
         try:
-            return dict((await line.insist(f"{API}.STREAM.INFO.{name}"))["config"])
+            return await line.insist(f"{API}.STREAM.INFO.{name}")
         except Refusal as error:
             if error.number == NO_STREAM:
-                return None
+                return {}
             raise
 
     def _check(self, found: Mapping[str, Any], wanted: Mapping[str, Any], app_name: str) -> None:
@@ -217,7 +223,8 @@ class NatsStore(AppendingStore):
             )
 
     async def _raise_size(self, line: Line, size: int) -> None:
-        """One size for all jobs: the largest that any beat ever asked for. Never lowered."""
+        """One size for all jobs: the largest that any beat asks for. Of two that raise it together the smaller one may
+        come last, for JetStream takes no condition: so it is looked at with every tidy."""
         found = await self._config_of(line, self._history)
         if found is not None and 0 < found.get("max_msgs_per_subject", -1) < size:
             wanted = {**found, "max_msgs_per_subject": size}
@@ -339,10 +346,20 @@ class NatsStore(AppendingStore):
 
     async def _all(self, line: Line, stream: str, subject: str) -> list[Entry]:
         """All messages of a subject, oldest first, from the stream's leader: a consumer might live on a replica that is
-        not in step."""
+        not in step. Each tells where to look for the next, so the stream is read in parts, at the same time."""
+        state = (await self._info_of(line, stream)).get("state", {})
+        first, last = int(state.get("first_seq", 1)), int(state.get("last_seq", 0))
+        length = max(last - first, 0) // _PARTS + 1
+        starts = range(first, last + 1, length)
+        parts = await _gather([self._part(line, stream, subject, start, start + length) for start in starts])
+        for part in parts:
+            if isinstance(part, Exception):
+                raise part
+        return [entry for part in parts for entry in part]
+
+    async def _part(self, line: Line, stream: str, subject: str, sequence: int, end: int) -> list[Entry]:
         entries: list[Entry] = []
-        sequence = 1
-        while True:
+        while sequence < end:
             which = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
             try:
                 message = (await line.ask(f"{API}.STREAM.MSG.GET.{stream}", which))["message"]
@@ -350,10 +367,11 @@ class NatsStore(AppendingStore):
                 if error.number in (NO_MESSAGE_FOUND, NO_STREAM):
                     return entries
                 raise
-            entry = decode(base64.b64decode(message.get("data", "")))
-            if entry is not None:
-                entries.append(entry)
             sequence = int(message["seq"]) + 1
+            entry = decode(base64.b64decode(message.get("data", "")))
+            if entry is not None and sequence <= end:
+                entries.append(entry)
+        return entries
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
@@ -375,7 +393,8 @@ class NatsStore(AppendingStore):
         if isinstance(error, Refusal) and error.number in HOPELESS:
             return ConfigurationError(f"{self.describe()}: {error}")
         if isinstance(error, (Away, NoAnswer, Refusal)):
-            return translated(error, self.describe(), writes=writes)
+            unknown = isinstance(error, NoAnswer) and writes
+            return (OutcomeUnknown if unknown else BackendUnavailable)(f"{self.describe()}: {error}")
         return error
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from celery_anarchon.backends.rabbitmq.address import TLS_OPTIONS, address_of_connection, address_of_url
 from celery_anarchon.backends.rabbitmq.store import RabbitMQStore
-from celery_anarchon.backends.registry import masked, read_url
+from celery_anarchon.backends.registry import masked, read_flag, read_url
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.model import Millis
 
@@ -56,7 +56,7 @@ class RabbitMQBackend(RabbitMQStore):
             "prefix": str,
             "slot_ttl": str,
             "strategy": str,
-            "ssl": _flag,
+            "ssl": read_flag,
             **TLS_OPTIONS,
         }
         _, given = read_url(url, known, options)
@@ -66,11 +66,3 @@ class RabbitMQBackend(RabbitMQStore):
                 raise ConfigurationError(f"{masked(url)}: ssl is given twice")
             given["ssl"] = tls
         return cls(url.partition("?")[0], **given)
-
-
-def _flag(text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(f"expected true or false, not {text!r}")

@@ -57,8 +57,6 @@ class Address:
         self._templates = list(templates)
         self.text = ", ".join(re.sub("^py", "", one.as_uri(mask="***")) for one in templates)
         """For logs and errors: no secrets."""
-        self.detour: int | None = None
-        """A local port that leads there, for tests."""
 
     def candidates(self) -> Iterator[Callable[[], Any]]:
         """Ways to open a connection of py-amqp, the one that worked last first."""
@@ -67,8 +65,6 @@ class Address:
 
     def _open(self, template: Any) -> Any:
         connection = template.clone()
-        if self.detour is not None:
-            connection.hostname, connection.port = "127.0.0.1", self.detour
         connection.connect_timeout = CALL_TIMEOUT
         # Heartbeats would need a thread. A dead line is found by the time limits, and by the kernel.
         connection.heartbeat = 0

@@ -3,7 +3,8 @@
 Belongs here: what is kept, and where. Does not belong here: who was first (:mod:`.claims`).
 
 History is a stream for each job: it is read without being changed, by any number of readers. A stream is bounded by
-bytes, so how many runs are kept is decided when it is read: a beat writes the job's ``history_size`` into it.
+bytes, so how many runs are kept is decided when it is read: beats write the job's ``history_size`` into it, again with
+each entry, because the oldest ones are dropped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from celery_anarchon import wire
@@ -33,6 +35,9 @@ HISTORY = {
     # Old entries go by segments: three quarters of the length are always there.
     "x-stream-max-segment-size-bytes": 250_000,
 }
+
+_MADE_AT_ONCE = 200
+"""Streams. Some milliseconds each, in which the server says nothing, and its silence has a limit."""
 
 META = {"x-queue-type": "stream"}
 
@@ -94,17 +99,21 @@ class RabbitMQStore(AppendingStore):
             if not create:
                 return
             self._declare(self._names.meta, META)
-        self._check(self._source.call(lambda link: self._charter(link, app_name), writes=False), app_name)
+        charter = self._source.call(lambda link: self._charter(link, app_name, create), writes=False)
+        if charter is not None:
+            self._check(charter, app_name)
         for stream, arguments in self._claims.streams().items() if create else ():
             self._declare(stream, arguments)
 
     def _declare(self, stream: str, arguments: Arguments) -> None:
         self._source.call(lambda link: link.declare(stream, arguments), writes=False)
 
-    def _charter(self, link: Link, app_name: str) -> dict[str, Any]:
+    def _charter(self, link: Link, app_name: str, create: bool) -> dict[str, Any] | None:
         """What the first beat of this namespace has written. Several may write at once: what came first counts."""
         found = link.read(self._names.meta)
         if not found:
+            if not create:
+                return None
             charter = {
                 "layout": wire.LAYOUT_VERSION,
                 "app": app_name,
@@ -173,16 +182,21 @@ class RabbitMQStore(AppendingStore):
         return 0
 
     def _append(self, entries: Sequence[Entry]) -> None:
-        self._write([(entry.job, encode(entry)) for entry in entries])
+        self._write([(entry.job, encode(entry, **self._keep(entry.job))) for entry in entries])
+
+    def _keep(self, job: str) -> dict[str, int]:
+        return {"keep": self._sizes[job]} if job in self._sizes else {}
 
     def _write(self, items: Sequence[tuple[str, bytes]]) -> None:
         if not items:
             return
         try:
-            for stream in dict.fromkeys(self._names.history(job) for job, _ in items):
-                if stream not in self._made:
-                    self._declare(stream, HISTORY)
-                    self._made.add(stream)
+            wanted = dict.fromkeys(self._names.history(job) for job, _ in items)
+            missing = [stream for stream in wanted if stream not in self._made]
+            for start in range(0, len(missing), _MADE_AT_ONCE):
+                some = missing[start : start + _MADE_AT_ONCE]
+                self._source.call(partial(_make, streams=some), writes=False)
+                self._made.update(some)
             posts = [Post(self._names.history(job), body) for job, body in items]
             self._source.call(lambda link: self._store(link, posts), writes=True)
         except AnarchonError:
@@ -204,14 +218,18 @@ class RabbitMQStore(AppendingStore):
         return runs(self.namespace, entries)[: _size(found)]
 
 
+def _make(link: Link, streams: Sequence[str]) -> None:
+    for number, stream in enumerate(streams, 1):
+        # They are made in this order: when the last one is there, all are.
+        link.declare(stream, HISTORY, wait=number == len(streams))
+
+
 def _size(found: Sequence[bytes]) -> int | None:
     """The ``history_size`` that was written last."""
     for data in reversed(found):
         if b'"keep"' in data:
             try:
-                fields = json.loads(data)
-                if "job" not in fields:
-                    return max(int(fields["keep"]), 0)
+                return max(int(json.loads(data)["keep"]), 0)
             except (ValueError, TypeError, KeyError):
                 continue
     return None

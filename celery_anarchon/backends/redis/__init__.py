@@ -1,8 +1,8 @@
 """Redis and Valkey as stores.
 
 A reader's path: :mod:`.lease` (the operations, with ``lua/``) or, for stores that only take claims, :mod:`.claims` with
-one of :mod:`.script`, :mod:`.stream_id` and :mod:`.idmp`; :mod:`.store` (options, opening, keys), :mod:`.connect`
-(connections and what errors mean), :mod:`.address` (URLs), :mod:`.strategies` (the words for all this).
+one of :mod:`.script`, :mod:`.stream_id` and :mod:`.idmp`; :mod:`.store` (options, opening, keys), :mod:`.connect` (how
+calls reach a server, and from there on), :mod:`.address` (URLs), :mod:`.strategies` (the words for all this).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where a Redis or Valkey is: URLs and mappings read into an :class:`Address`.
 
-Belongs here: forms of addresses and the refusal of wrong ones. Does not belong here: sockets (:mod:`.connect`).
+Belongs here: forms of addresses and the refusal of wrong ones. Does not belong here: sockets (:mod:`.links`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from celery_anarchon.backends.registry import masked, read_url
+from celery_anarchon.backends.registry import masked, read_flag, read_url
 from celery_anarchon.errors import ConfigurationError
 
 __all__ = ["DRIVER_OPTIONS", "Address", "Host", "celery_address", "read_address", "split_url"]
@@ -21,14 +21,6 @@ Host = tuple[str, int]
 _KINDS = {"": "server", "s": "server", "+socket": "socket", "+sentinel": "sentinel", "+cluster": "cluster"}
 _SCHEME = re.compile(r"(?:(?P<product>redis|valkey)(?P<tls>s?)(?P<kind>(?:\+(?:socket|sentinel|cluster))?)|sentinel)")
 _PORTS = {"server": 6379, "sentinel": 26379, "cluster": 6379}
-
-
-def _flag(text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(f"expected true or false, not {text!r}")
 
 
 def _certificates(text: str) -> str:
@@ -50,18 +42,18 @@ DRIVER_OPTIONS: dict[str, Callable[[str], Any]] = {
     "master_name": str,
     "sentinel_username": str,
     "sentinel_password": str,
-    "ssl": _flag,
+    "ssl": read_flag,
     "ssl_cert_reqs": _certificates,
     "ssl_ca_certs": str,
     "ssl_ca_path": str,
     "ssl_certfile": str,
     "ssl_keyfile": str,
     "ssl_password": str,
-    "ssl_check_hostname": _flag,
+    "ssl_check_hostname": read_flag,
     "ssl_ciphers": str,
     "socket_timeout": float,
     "socket_connect_timeout": float,
-    "socket_keepalive": _flag,
+    "socket_keepalive": read_flag,
 }
 """What a URL's query may say to the driver, and how it is read."""
 
@@ -138,8 +130,8 @@ def _address_of_url(url: str, given: dict[str, Any]) -> Address:
     form = _SCHEME.fullmatch(scheme.lower())
     if form is None:
         raise ConfigurationError(
-            f"{masked(url)}: unknown scheme {scheme}://; expected redis://, rediss://, redis+socket://, sentinel://, "
-            "redis+cluster://, valkey:// or valkeys://"
+            f"{masked(url)}: unknown scheme {scheme}://; expected redis://, rediss://, valkey:// or "
+            "valkeys://, or one of them with +socket, +sentinel or +cluster"
         )
     kind = "sentinel" if form["kind"] is None else _KINDS[form["kind"]]
     # Celery's own form repeats scheme, login and database with each sentinel.
@@ -156,7 +148,7 @@ def _address_of_url(url: str, given: dict[str, Any]) -> Address:
         path = unquote(place)
         if not path.startswith("/"):
             raise ConfigurationError(
-                f"{masked(url)}: give the absolute path of the socket, as in redis+socket:///run/redis.sock"
+                f"{masked(url)}: give the absolute path of the socket, as in {form['product']}+socket:///run/redis.sock"
             )
         return _address(kind, text, (), given, path=path)
     hosts, _, db = place.partition("/")
@@ -166,8 +158,8 @@ def _address_of_url(url: str, given: dict[str, Any]) -> Address:
         given["db"] = int(db)
     if kind == "server" and re.search("[,;]", hosts):
         raise ConfigurationError(
-            f"{masked(url)} names several hosts: write sentinel:// where they are sentinels, redis+cluster:// where "
-            "they are nodes of a cluster"
+            f"{masked(url)} names several hosts: write {form['product']}+sentinel:// where they are sentinels, "
+            f"{form['product']}+cluster:// where they are nodes of a cluster"
         )
     parts = [part for part in re.split("[,;]", hosts) if part] or ["localhost"]
     return _address(kind, text, [_host(part, _PORTS[kind], masked(url)) for part in parts], given)

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from celery_anarchon.backends.base import (
-    GIVEN_UP,
-    NEVER_A_RUN,
     AgedBackend,
     ClaimRequest,
     ClaimResult,
@@ -37,9 +35,6 @@ from celery_anarchon.model import Answer, Millis
 
 DAY: Millis = 86_400_000
 
-_DROPPED_AT_ONCE = 5_000
-"""Records that one call of ``tidy`` drops: the server does nothing else meanwhile."""
-
 
 def horizon_of(memory: Millis) -> Millis:
     """How old a slot may be that is still claimed, where the server forgets a claim after *memory*.
@@ -51,8 +46,6 @@ def horizon_of(memory: Millis) -> Millis:
 
 class RedisClaims(RedisPast, AgedBackend):
     """Subclasses are the strategies."""
-
-    no_message = GIVEN_UP | NEVER_A_RUN
 
     strategy: ClassVar[str]
     claim_script: ClassVar[str]
@@ -144,9 +137,9 @@ class RedisClaims(RedisPast, AgedBackend):
         )
         return [done == 1 for (done,) in replies]
 
-    def _tidy(self, keeps: Sequence[Keep]) -> Call:
+    def _tidy(self, keeps: Sequence[Keep], at_once: int) -> Call:
         keys: list[bytes] = []
-        args: list[Argument] = [_DROPPED_AT_ONCE]
+        args: list[Argument] = [at_once]
         for keep in keeps:
             job = encoded(keep.job)
             keys += (self._keys.runs(job), self._keys.slots(job))
@@ -163,12 +156,14 @@ class Forgetful(RedisClaims):
     def _memory(self) -> Millis:
         return self._options[self.memory_option]
 
+    @property
     def _reach(self) -> Millis:
-        """How old a slot may be: its claim may have been made as early as the tolerance admits."""
-        return min(horizon_of(self._memory), self._memory - self.early_tolerance)
+        """How old a slot may be."""
+        return horizon_of(self._memory)
 
     def open(self, app_name: str, *, create: bool = True) -> None:
-        if self.early_tolerance > self._memory - horizon_of(self._memory):
+        # A claim may be made as early as the tolerance admits, and must be remembered for as long as its slot is asked.
+        if self.early_tolerance > self._memory - self._reach:
             raise ConfigurationError(
                 f"strategy {self.strategy!r}: {self.memory_option} ({self._memory / 1000:g} s) must be at least five "
                 f"times the early tolerance ({self.early_tolerance / 1000:g} s): raise the one or lower the other"

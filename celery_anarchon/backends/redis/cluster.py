@@ -26,6 +26,7 @@ class OwnCluster(Source):
 
     def __init__(self, address: Address, driver: Driver, wait: Wait | None) -> None:
         super().__init__(driver, address.text)
+        self._product = driver.module.__name__
         self._opener = Opener(address, driver, wait)
         self._seeds = list(address.hosts)
         self._nodes: dict[Host, Links] = {}
@@ -113,7 +114,7 @@ class OwnCluster(Source):
                     answer = ask(link, self._driver, self.where, "CLUSTER", "SLOTS")
             except BackendUnavailable as error:
                 if "cluster support disabled" in str(error):
-                    raise Unusable(f"{self.where}: it is no cluster: write redis://") from error
+                    raise Unusable(f"{self.where}: it is no cluster: write {self._product}://") from error
                 said = error
                 continue
             found = [

@@ -45,7 +45,7 @@ def handed_source(client: Any, product: str, wait: Wait | None) -> Source:
     driver = Driver(importlib.import_module(root))
     names = {kind.__name__ for kind in type(client).__mro__}
     if names & {"RedisCluster", "ValkeyCluster"} and not any("Pipeline" in name for name in names):
-        return HandedCluster(client, driver)
+        return HandedCluster(client, driver, wait)
     if names & {"Redis", "Valkey"} and not any("Pipeline" in name for name in names):
         return Handed(client, driver, wait)
     raise ConfigurationError(f"{named}: give the client itself")

@@ -60,9 +60,13 @@ class HandedCluster(Source):
 
     sharded = True
 
-    def __init__(self, client: Any, driver: Driver) -> None:
+    def __init__(self, client: Any, driver: Driver, wait: Wait | None) -> None:
         super().__init__(driver, "cluster client of the app")
         self._client = client
+        self._wait = wait
+
+    def check(self) -> None:
+        check_timeout(self.where, self._client.get_connection_kwargs(), self._wait)
 
     def perform(self, calls: Sequence[Call], *, writes: bool, wait: Wait | None = None) -> list[Any]:
         replies: dict[int, Any] = {}

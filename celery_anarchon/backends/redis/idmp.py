@@ -43,7 +43,7 @@ class Idmp(Forgetful):
         return self._keys.claims(job)
 
     def _claim_options(self) -> tuple[Argument, ...]:
-        return self._memory // 1000, self._options["max_size"], self._reach()
+        return self._memory // 1000, self._options["max_size"], self._reach
 
     def _words(self, reply: Any) -> Sequence[bytes]:
         words = super()._words(reply)

@@ -15,8 +15,6 @@ from celery_anarchon import wire
 from celery_anarchon.backends.base import (
     BEATS_KEPT,
     FINGERPRINTS_KEPT,
-    GIVEN_UP,
-    NEVER_A_RUN,
     Beat,
     ClaimRequest,
     ClaimResult,
@@ -38,12 +36,9 @@ from celery_anarchon.backends.redis.past import RedisPast
 from celery_anarchon.backends.redis.records import known, lapsed_claim, optional
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
 from celery_anarchon.backends.redis.store import decoded, encoded, logger
-from celery_anarchon.model import UNSETTLED, Millis, RunState
+from celery_anarchon.model import UNSETTLED, Millis
 
 _UNSETTLED = ",".join(sorted(str(state) for state in UNSETTLED))
-
-_DROPPED_AT_ONCE = 5_000
-"""Records that one call of ``tidy`` drops, for the same reason."""
 
 
 class RedisLease(RedisOneStep, RedisPast):
@@ -59,7 +54,6 @@ class RedisLease(RedisOneStep, RedisPast):
         follows_runs=True,
         one_step=True,
     )
-    no_message = GIVEN_UP | NEVER_A_RUN | {RunState.WAITING}
 
     # --- claims -------------------------------------------------------------------------------------------------------
 
@@ -108,9 +102,9 @@ class RedisLease(RedisOneStep, RedisPast):
     def takeover(self, wishes: Sequence[Takeover]) -> list[int | None]:
         return [int(attempt) or None for attempt, _ in self._takeovers(wishes, with_messages=False)]
 
-    def _tidy(self, keeps: Sequence[Keep]) -> Call:
+    def _tidy(self, keeps: Sequence[Keep], at_once: int) -> Call:
         keys: list[bytes] = []
-        args: list[Argument] = [_DROPPED_AT_ONCE, _UNSETTLED]
+        args: list[Argument] = [at_once, _UNSETTLED]
         for keep in keeps:
             job = encoded(keep.job)
             keys += (self._keys.runs(job), self._keys.slots(job))

@@ -69,7 +69,7 @@ def lapsed_claim(lease: bytes) -> LapsedClaim:
         job=decoded(job),
         slot=int(slot),
         attempt=int(attempt),
-        abandoned=owned == "a",
+        abandoned=owned == "a" and not state,
         state=_MARKED[state],
         max_attempts=int(most) if most else None,
         reason=RELEASED if state == "s" else None,

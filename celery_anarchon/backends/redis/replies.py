@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import re
 
+from celery_anarchon.backends.base import Unusable
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 
 __all__ = ["Unusable", "connect_failure", "refusal", "sign_of", "words_of"]
-
-
-class Unusable(BackendUnavailable):
-    """It will not get better by itself. ``open`` raises it as a ConfigurationError; a call in a running beat as what it
-    is to the beat: nothing was applied, ask again later."""
 
 
 _REFUSALS = {
@@ -33,8 +29,8 @@ _WRONG = {
     "NOAUTH": "it wants a password: write it into the URL",
     "WRONGPASS": "wrong user or password",
     "NOPERM": "this user may not do that; see the rights in the documentation of the Redis store",
-    "CROSSSLOT": "it is a cluster: write redis+cluster://",
-    "MOVED": "it is a node of a cluster: write redis+cluster://",
+    "CROSSSLOT": "it is a cluster: write redis+cluster:// or valkey+cluster://",
+    "MOVED": "it is a node of a cluster: write redis+cluster:// or valkey+cluster://",
 }
 """Replies that mean: nothing was applied. Each stands first, or after "-" (errors of a script, Redis 6 and older)."""
 

@@ -14,8 +14,7 @@ from celery_anarchon.backends.redis.records import answer, known, optional, read
 from celery_anarchon.backends.redis.scripts import Argument, script
 from celery_anarchon.backends.redis.store import decoded, encoded
 from celery_anarchon.backends.runs import (
-    ENDS_OF_A_BODY,
-    ENDS_OF_A_WAIT,
+    WITHOUT_TERMS,
     WORKERS_KEPT,
     GiveBack,
     LapsedEnd,
@@ -28,11 +27,10 @@ from celery_anarchon.backends.runs import (
     Unstarted,
     Waiting,
     Worker,
+    check_ends_of_a_body,
+    check_ends_of_a_wait,
 )
 from celery_anarchon.model import UNSETTLED, GateAnswer, Millis, Run
-
-_CLAIM_OF_A_REMOVED_JOB: Millis = 24 * 3_600_000
-"""How long a claim without terms is left to a beat that knows its job."""
 
 
 class RedisRuns(RedisBatches, RunBackend):
@@ -62,9 +60,7 @@ class RedisRuns(RedisBatches, RunBackend):
         return self._done("heartbeat", holds, _fence)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        for settlement in settlements:
-            if settlement.state not in ENDS_OF_A_BODY:
-                raise ValueError(f"{settlement.state} is no end of a body")
+        check_ends_of_a_body(settlements)
         return self._done("settle", settlements, lambda one: (*_fence(one), str(one.state), optional(one.reason)))
 
     def retrying(self, tries: Sequence[NextTry]) -> list[bool]:
@@ -82,14 +78,12 @@ class RedisRuns(RedisBatches, RunBackend):
         return self._done("unstarted", messages, lambda one: (one.attempt, one.retries, encoded(one.reason)))
 
     def end_lapsed(self, endings: Sequence[LapsedEnd]) -> list[bool]:
-        for ending in endings:
-            if ending.state not in ENDS_OF_A_WAIT:
-                raise ValueError(f"{ending.state} is no end of a run that lapsed")
+        check_ends_of_a_wait(endings)
         return self._done(
             "end_lapsed",
             endings,
             lambda one: (one.attempt, str(one.was), str(one.state), encoded(one.reason)),
-            before=(_CLAIM_OF_A_REMOVED_JOB,),
+            before=(WITHOUT_TERMS,),
         )
 
     def waiting(self, limit: int) -> list[Waiting]:

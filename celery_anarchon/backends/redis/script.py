@@ -41,4 +41,4 @@ class Script(Forgetful):
         return self._keys.marker(job, slot)
 
     def _claim_options(self) -> tuple[Argument, ...]:
-        return self._memory, self._reach()
+        return self._memory, self._reach

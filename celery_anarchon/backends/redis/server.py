@@ -9,6 +9,7 @@ from typing import Any
 from celery_anarchon.backends.redis.address import Address, Host
 from celery_anarchon.backends.redis.links import Links, Opener
 from celery_anarchon.backends.redis.replies import Unusable
+from celery_anarchon.backends.redis.scripts import Call
 from celery_anarchon.backends.redis.source import OneServer
 from celery_anarchon.backends.redis.talk import Driver, Wait, ask, disconnect
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
@@ -29,9 +30,9 @@ class Own(OneServer):
     def _use(self) -> AbstractContextManager[Any]:
         return self._links.use()
 
-    def _settle(self, replies: Sequence[Any], *, writes: bool, applied: bool = False) -> None:
+    def _settled(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> list[Any]:
         try:
-            super()._settle(replies, writes=writes, applied=applied)
+            return super()._settled(link, calls, writes=writes, wait=wait)
         except (BackendUnavailable, OutcomeUnknown):
             # Perhaps it is not the master any more, or reads its data: ask for the way anew.
             self._links.drop()

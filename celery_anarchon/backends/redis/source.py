@@ -78,7 +78,8 @@ class Source(abc.ABC):
             replies, acknowledged = replies_to(link, self._driver, calls, wait if writes else None)
         except self._driver.failures as error:
             raise self._lost(error, writes=writes) from error
-        if wait is not None and writes:
+        if wait is not None and writes and not all(isinstance(reply, Exception) for reply in replies):
+            # Of what was refused there is nothing that a replica could have, and who refused it may be one itself.
             self._check_wait(acknowledged, wait)
         return replies
 

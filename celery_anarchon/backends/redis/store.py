@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from celery_anarchon import wire
-from celery_anarchon.backends.base import ClaimBackend
+from celery_anarchon.backends.base import ClaimBackend, check_charter
 from celery_anarchon.backends.redis.address import celery_address, read_address, split_url
 from celery_anarchon.backends.redis.connect import CALL_TIMEOUT, Source, Unusable, Wait, handed_source, own_source
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
@@ -200,16 +200,8 @@ class RedisStore(ClaimBackend):
             layout, app, strategy = self._reply([call], writes=create)[0]
         except Unusable as error:
             raise ConfigurationError(str(error)) from error
-        if layout and int(layout) > wire.LAYOUT_VERSION:
-            raise LayoutMismatch(
-                f"{self.describe()}: layout {int(layout)} was written by a newer celery-anarchon; this one knows "
-                f"{wire.LAYOUT_VERSION}: upgrade this process"
-            )
-        if app and decoded(app) != app_name:
-            raise LayoutMismatch(
-                f"namespace {self.namespace}: belongs to app {decoded(app)}, and this is app {app_name}; set "
-                "prefix=... to give this app its own"
-            )
+        owner = decoded(app) if app else None
+        check_charter(self, app_name, layout=int(layout or 0), app=owner, own="prefix=...")
         if strategy and decoded(strategy) != self._strategy_text:
             raise LayoutMismatch(
                 f"namespace {self.namespace}: its beats claim by strategy {in_words(decoded(strategy))}, and this one "
@@ -233,9 +225,11 @@ class RedisStore(ClaimBackend):
         if version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) < OLDEST:
             raise ConfigurationError(f"{where}: Redis {version} is too old: {OLDEST}.0 or newer is needed")
         if facts.get("redis_mode") == "sentinel" or facts.get("server_mode") == "sentinel":
-            raise ConfigurationError(f"{where}: this is a sentinel: write sentinel://host:port/0?master_name=...")
+            raise ConfigurationError(
+                f"{where}: this is a sentinel: write {self.product}+sentinel://host:port/0?master_name=..."
+            )
         if facts.get("cluster_enabled") == "1" and not self._source.sharded:
-            raise ConfigurationError(f"{where}: this is a node of a cluster: write redis+cluster://host:port")
+            raise ConfigurationError(f"{where}: this is a node of a cluster: write {self.product}+cluster://host:port")
         self._check_server(facts)
         if not warn:
             return

@@ -1,8 +1,8 @@
--- Claims whose lease is over, longest lapsed first. Writes nothing. One range of each shard's leases: the cost does not
+-- Claims and runs that a sweeper may go on with, longest lapsed first. Writes nothing. One range of each shard's leases: the cost does not
 -- grow with jobs or with settled runs.
 -- KEYS: the leases of the shards.
 -- ARGV: limit.
--- Reply, for each claim: end of its lease (digits), slot:attempt:mark:job.
+-- Reply, for each: since when a sweeper may (digits), slot:attempt:mark:job.
 local now = clock()
 local limit = tonumber(ARGV[1])
 local over = {}

@@ -33,8 +33,7 @@ local function run_it(row, attempt, retries, token, worker, given)
   local again = false
   if not run then
     run = { attempt = attempt, beat = given.beat }
-    row.run = run
-    redis.call('ZADD', row.slots, row.slot, row.slot)
+    name(row, run)
   elseif run.state == 'running' then
     again = run.token == token
     if not again and retries <= (run.retries or 0) then
