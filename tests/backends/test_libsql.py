@@ -92,11 +92,14 @@ def test_a_client_of_the_app(server: Sqld, opened: Any) -> None:
 def test_a_client_that_dies_inside_a_transaction_keeps_others_waiting_and_no_more(opened: Any) -> None:
     dead, other = opened(), opened()
     slot = base(other)
+    held = False
     with suppress(BackendUnavailable, OutcomeUnknown), dead._writing() as connection:
         dead._floors(connection, ["job"])
+        held = True
         # Its stream stays open. The server ends it after five seconds.
         answers = [raised_by(lambda: claim(other, "job", slot, "b")) for _ in range(3)]
         assert None in answers, answers
+    assert held, "it had no transaction to die in"
     assert claim(other, "job", slot, "b") is WON
     assert claim(dead, "job", slot, "a") is TAKEN
 
