@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.beats import SLACK, until
+from support.beats import ENOUGH, SLACK, until
 from support.crew import HEARTBEAT, LEASE, OVERDUE, Crew
 
 from celery_anarchon import wire
@@ -48,7 +48,7 @@ def test_bodies_never_intersect(crew: Callable[..., Crew], overlap: str) -> None
     for name in ("one", "two"):
         fleet.worker(name)
     beats = [fleet.beat(name) for name in ("a", "b", "c")]
-    until(lambda: len(fleet.lines("end")) >= BODIES, f"{BODIES} ends", 20.0 * BODIES)
+    until(lambda: len(fleet.lines("end")) >= BODIES, f"{BODIES} ends", ENOUGH + 20 * BODIES)
     for beat in beats:
         assert beat.stop() == 0
     # Without beats nobody sends what waits.
