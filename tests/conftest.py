@@ -55,17 +55,21 @@ def namespace() -> str:
     return f"t_{uuid.uuid4().hex[:16]}"
 
 
-@pytest.fixture
-def store_url(tmp_path: Path) -> str:
-    """A SQLite store of this test alone; its file is not there yet."""
-    return f"sqlite:///{tmp_path / 'anarchon.db'}"
-
-
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A Redis that the tests of this run share. Keep to a `namespace`, and do not stop it."""
     with redis_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Servers of this file's own, of every kind: each is started when it is first asked for."""
+    # Here: most tests have none of its drivers.
+    from support.columns import Servers
+
+    with Servers(tmp_path_factory.mktemp("servers")) as running:
+        yield running
 
 
 @pytest.fixture

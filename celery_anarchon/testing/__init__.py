@@ -12,22 +12,13 @@ That is all. Needs ``pip install "celery-anarchon[testing]"``. Nothing outside o
 
 from __future__ import annotations
 
+import pkgutil
+
 import pytest
 
 # Before the modules are imported: their asserts then say both sides.
-for _module in (
-    "harness",
-    "contenders",
-    "runforms",
-    "claims",
-    "leases",
-    "gates",
-    "holders",
-    "overlaps",
-    "onestep",
-    "runs",
-):
-    pytest.register_assert_rewrite(f"{__name__}.{_module}")
+for _module in pkgutil.iter_modules(__path__):
+    pytest.register_assert_rewrite(f"{__name__}.{_module.name}")
 
 from celery_anarchon.testing.claims import CONFORMANCE_VERSION, ClaimSuite  # noqa: E402
 from celery_anarchon.testing.clock import ManualClock  # noqa: E402

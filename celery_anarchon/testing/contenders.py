@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,46 @@ _T = TypeVar("_T")
 
 # --- races ------------------------------------------------------------------------------------------------------------
 
+
+def at_once(calls: Sequence[Callable[[], _T]], patience: float = 60) -> list[_T]:
+    """What each of *calls* returns when all begin at the same moment, each in a thread of its own. Raises what any of
+    them raises; fails when one has not ended after *patience* seconds."""
+    barrier = threading.Barrier(len(calls), timeout=patience)
+    results: dict[int, _T] = {}
+    failures: list[BaseException] = []
+
+    def run(number: int, call: Callable[[], _T]) -> None:
+        try:
+            barrier.wait()
+            results[number] = call()
+        except BaseException as error:
+            failures.append(error)
+
+    deadline = time.monotonic() + patience
+    crowd = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(calls)]
+    with _restless():
+        for thread in crowd:
+            thread.start()
+        for thread in crowd:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    if failures:
+        raise failures[0]
+    if any(thread.is_alive() for thread in crowd):
+        pytest.fail(f"of {len(calls)} calls at once {len(calls) - len(results)} hang: nothing for {patience} s")
+    return [results[number] for number in range(len(calls))]
+
+
+@contextmanager
+def _restless() -> Iterator[None]:
+    """Threads of one process change places often, or a gap between reading and writing is never hit."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
 _BLOCK = 10
 """A barrier every so many slots keeps all contenders on the same ones."""
 
@@ -45,12 +86,13 @@ def race(
 ) -> dict[Millis, list[str]]:
     """Let *processes* x *threads* clients, each its own owner, claim the same slots; who was told WON, slot by slot.
 
-    One process: this one. *batched*: a whole block in one call, each contender in an order of its own.
+    One process: this one. *batched*: a whole block in one call, each contender in an order of its own. *patience*: the
+    seconds without any answer after which it fails.
     """
     winners: dict[Millis, list[str]] = {slot: [] for slot in slots}
     if processes == 1:
         specs = [harness.connect_spec() for _ in range(threads)]
-        results = _contend(specs, job, slots, threading.Barrier(threads, timeout=patience), "0", batched)
+        results = _contend(specs, job, slots, threading.Barrier(threads, timeout=patience), "0", batched, patience)
     else:
         results = _contend_in_processes(harness, job, slots, processes, threads, batched, patience)
     for owner, slot in results:
@@ -65,12 +107,15 @@ def _contend(
     barrier: Any,
     label: str,
     batched: bool,
+    patience: float,
 ) -> list[tuple[str, Millis]]:
     """One thread for each spec. Every failure of a contender is raised."""
     won: list[tuple[str, Millis]] = []
     failures: list[BaseException] = []
+    heard = time.monotonic()
 
     def contender(number: int) -> None:
+        nonlocal heard
         owner = f"{label}-{number}-{uuid.uuid4().hex}"
         try:
             client = specs[number]()
@@ -82,6 +127,7 @@ def _contend(
                 barrier.wait()
                 for part in [block] if batched else [[slot] for slot in block]:
                     answers = claim_all(client, [ask(job, slot, owner) for slot in part])
+                    heard = time.monotonic()
                     won.extend(
                         (owner, slot) for slot, answer in zip(part, answers, strict=True) if answer is Answer.WON
                     )
@@ -90,19 +136,21 @@ def _contend(
             failures.append(error)
             barrier.abort()
 
-    interval = sys.getswitchinterval()
-    # Threads of one process change places often, or a gap between reading and writing is never hit.
-    sys.setswitchinterval(1e-5)
-    try:
-        crowd = [threading.Thread(target=contender, args=(number,), daemon=True) for number in range(len(specs))]
+    crowd = [threading.Thread(target=contender, args=(number,), daemon=True) for number in range(len(specs))]
+    with _restless():
         for thread in crowd:
             thread.start()
         for thread in crowd:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+            while thread.is_alive() and (left := heard + patience - time.monotonic()) > 0:
+                thread.join(left)
+    hanging = sum(thread.is_alive() for thread in crowd)
+    said = [error for error in failures if not isinstance(error, threading.BrokenBarrierError)]
+    if said:
+        raise said[0]
+    if hanging:
+        pytest.fail(f"{hanging} of {len(crowd)} contenders hang: no answer for {patience} s")
     if failures:
-        raise next((error for error in failures if not isinstance(error, threading.BrokenBarrierError)), failures[0])
+        raise failures[0]
     return won
 
 
@@ -120,7 +168,8 @@ def _contend_in_processes(
     results = context.SimpleQueue()
     crowd = []
     for number in range(processes):
-        arguments = (harness.connect_spec(), threads, job, list(slots), barrier, str(number), batched, results)
+        spec = harness.connect_spec()
+        arguments = (spec, threads, job, list(slots), barrier, str(number), batched, patience, results)
         crowd.append(context.Process(target=_contend_there, args=arguments, daemon=True))
     with quiet_fork():
         for process in crowd:
@@ -152,10 +201,11 @@ def _contend_there(
     barrier: Any,
     label: str,
     batched: bool,
+    patience: float,
     results: Any,
 ) -> None:
     try:
-        results.put(_contend([spec] * threads, job, slots, barrier, label, batched))
+        results.put(_contend([spec] * threads, job, slots, barrier, label, batched, patience))
     except BaseException as error:
         results.put(f"{type(error).__name__}: {error}")
 
@@ -178,18 +228,27 @@ def in_child(function: Callable[[], _T], patience: float = 30) -> _T:
         child = os.fork()
     if child == 0:
         try:
-            result = True, function()
-        except BaseException as error:
-            result = False, f"{type(error).__name__}: {error}"  # type: ignore[assignment]
-        os.write(writer, pickle.dumps(result))
-        os._exit(0)
+            try:
+                said = pickle.dumps((True, function()))
+            except BaseException as error:
+                said = pickle.dumps((False, f"{type(error).__name__}: {error}"))
+            with open(writer, "wb") as pipe:
+                pipe.write(said)
+        finally:
+            # Whatever happens: beyond this line it would go on as a second test runner.
+            os._exit(1)
     os.close(writer)
     try:
-        if not select.select([reader], [], [], patience)[0]:
-            pytest.fail(f"in a child process it hangs: nothing for {patience} s")
-        data = os.read(reader, 1 << 20)
-        assert data, "the child process died without a word"
-        well, value = pickle.loads(data)
+        said, deadline = b"", time.monotonic() + patience
+        while True:
+            if not select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                pytest.fail(f"in a child process it hangs: nothing for {patience} s")
+            piece = os.read(reader, 1 << 20)
+            if not piece:
+                break
+            said += piece
+        assert said, "the child process died without a word"
+        well, value = pickle.loads(said)
         assert well, f"in a child process: {value}"
         result_: _T = value
         return result_

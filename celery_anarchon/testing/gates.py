@@ -13,6 +13,7 @@ from typing import ClassVar
 from celery_anarchon.backends.base import Keep
 from celery_anarchon.backends.runs import RunBackend
 from celery_anarchon.model import SETTLED, Answer, GateAnswer, Millis, Overlap, RunState
+from celery_anarchon.testing.contenders import at_once
 from celery_anarchon.testing.harness import BackendHarness, abandon, give_up, take
 from celery_anarchon.testing.leases import LeaseSuite
 from celery_anarchon.testing.runforms import (
@@ -21,7 +22,6 @@ from celery_anarchon.testing.runforms import (
     QUEUE_ONE,
     SKIP,
     TWICE,
-    at_once,
     bring,
     claim_run,
     confirm_run,

@@ -79,6 +79,14 @@ class OverlapsTheUnknown(MemoryBackend):
         return super()._start(space, now, start)
 
 
+class StartsWhatWaits(MemoryBackend):
+    """W3: a message of a slot that waits, wherever it is from, starts it."""
+
+    @staticmethod
+    def _judge(record: Record, now: Millis, start: Start) -> GateAnswer:
+        return GateAnswer.START if record.state is RunState.WAITING else MemoryBackend._judge(record, now, start)
+
+
 class StartsWhatIsStale(MemoryBackend):
     """W9: the attempt of a message is not looked at."""
 

@@ -241,11 +241,11 @@ def report_lines() -> list[str]:
     lines = []
     for suite in _suites(Suite):
         if "harness_class" in vars(suite):
-            asked = clauses_of(suite)
+            tests = sum(map(len, clauses_of(suite).values())) - len(suite.not_collected)
             left = [f"{name} ({condition})" for name, condition in sorted(suite.not_collected.items())]
             lines.append(
-                f"{suite.__module__}.{suite.__name__}: {len(asked)} clauses, "
-                f"{sum(map(len, asked.values())) - len(left)} tests; not applicable: {', '.join(left) or 'none'}"
+                f"{suite.__module__}.{suite.__name__}: {len(report(suite)['asked'])} clauses, {tests} tests; "
+                f"not applicable: {', '.join(left) or 'none'}"
             )
     return sorted(set(lines))
 

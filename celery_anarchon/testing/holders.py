@@ -65,9 +65,10 @@ class HolderSuite(GateSuite):
         """A frozen worker wakes up and takes the lease back from the one that goes on with its run."""
         client, other = harness.connect_run(), harness.connect_run()
         slot = self.base(client)
-        for state in (CLAIMED, QUEUED):
-            bring(client, "job", slot + list(RunState).index(state) + 1, state)
-            self.refuses(harness, slot + list(RunState).index(state) + 1, partial(heartbeat, client, "job", slot, "d"))
+        for at, state in enumerate((CLAIMED, QUEUED, RETRYING, SUCCEEDED), slot + 1):
+            bring(client, "job", at, state, TWICE)
+            self.refuses(harness, at, partial(heartbeat, client, "job", at, "d"))
+        self.refuses(harness, slot, partial(heartbeat, client, "job", slot, "d"))
         bring(client, "job", slot, RUNNING, TWICE)
         self.refuses(
             harness,

@@ -37,6 +37,19 @@ class RenewsWhatIsNotOverOnly(MemoryBackend):
         return record is not None and not record.lapsed(now) and super()._heartbeat(space, now, hold)
 
 
+class RenewsWhatWaits(MemoryBackend):
+    """W14: a heartbeat for what no worker has started, or what waits for its next try, renews it."""
+
+    def _heartbeat(self, space: Any, now: Millis, hold: RunHold) -> bool:
+        record = space.find(hold.job, hold.slot)
+        if record is None or record.state not in (RunState.CLAIMED, QUEUED, RETRYING):
+            return super()._heartbeat(space, now, hold)
+        if (record.attempt, record.retries) != (hold.attempt, hold.retries):
+            return False
+        record.lease_until = now + record.terms.lease
+        return True
+
+
 class SettlesForAnybody(MemoryBackend):
     """W15: an end is of the slot, whoever says so."""
 
@@ -103,6 +116,16 @@ class GivesBackAsQueued(MemoryBackend):
             record = space.find(back.job, back.slot)
             record.retries = 0
             space.put(back.job, back.slot, record, QUEUED, now + record.terms.queue_timeout)
+        return done
+
+
+class CountsWhatWasGivenBack(MemoryBackend):
+    """W18: a start that is given back was an attempt."""
+
+    def _give_back(self, space: Any, now: Millis, back: GiveBack) -> bool:
+        done = super()._give_back(space, now, back)
+        if done:
+            space.find(back.job, back.slot).attempt += 1
         return done
 
 

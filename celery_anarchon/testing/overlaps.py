@@ -10,6 +10,7 @@ from functools import partial
 
 from celery_anarchon.backends.base import Keep
 from celery_anarchon.model import Answer, RunState
+from celery_anarchon.testing.contenders import at_once
 from celery_anarchon.testing.gates import (
     CLAIMED,
     DISPATCHED,
@@ -28,7 +29,6 @@ from celery_anarchon.testing.runforms import (
     QUEUE_ONE,
     SKIP,
     ask_run,
-    at_once,
     bring,
     claim_run,
     confirm_run,

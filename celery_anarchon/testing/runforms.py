@@ -5,12 +5,6 @@ Belongs here: one call of the contract each, with what no clause cares for fille
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
-
 from celery_anarchon.backends.base import ClaimBackend, ClaimRequest, Confirmation, Terms
 from celery_anarchon.backends.runs import (
     GiveBack,
@@ -24,9 +18,8 @@ from celery_anarchon.backends.runs import (
     Unstarted,
 )
 from celery_anarchon.model import Answer, GateAnswer, Millis, Overlap, Run, RunState
+from celery_anarchon.testing.contenders import at_once as at_once
 from celery_anarchon.testing.harness import LONG
-
-_T = TypeVar("_T")
 
 
 def terms(
@@ -209,20 +202,3 @@ def bring(client: RunBackend, job: str, slot: Millis, state: RunState, of: Terms
         assert retrying(client, job, slot, token)
     elif state is not RunState.RUNNING:
         assert settle(client, job, slot, token, state=state)
-
-
-def at_once(calls: Sequence[Callable[[], _T]], patience: float = 60) -> list[_T]:
-    """What each returns when all begin at the same moment, each in a thread of its own."""
-    barrier = threading.Barrier(len(calls), timeout=patience)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-
-    def run(call: Callable[[], _T]) -> _T:
-        barrier.wait()
-        return call()
-
-    try:
-        with ThreadPoolExecutor(len(calls)) as crowd:
-            return list(crowd.map(run, calls))
-    finally:
-        sys.setswitchinterval(interval)

@@ -36,6 +36,7 @@ from celery_anarchon.testing.gatesaboteurs import (
     StartsOnce,
     StartsTheConfirmedOnly,
     StartsWhatIsStale,
+    StartsWhatWaits,
     StartsWhatWasDropped,
     StartsWhatWasGivenUp,
     StartsWithoutACap,
@@ -43,6 +44,7 @@ from celery_anarchon.testing.gatesaboteurs import (
 )
 from celery_anarchon.testing.holdersaboteurs import (
     ConfirmsWhatRuns,
+    CountsWhatWasGivenBack,
     GivesBackAsQueued,
     GivesBackAStaleRetry,
     GivesBackWhatHasBegun,
@@ -51,6 +53,7 @@ from celery_anarchon.testing.holdersaboteurs import (
     ReleasesToTheLease,
     RenewsForAnybody,
     RenewsWhatIsNotOverOnly,
+    RenewsWhatWaits,
     RetriesForEver,
     RetriesOfAnyTry,
     SettlesForAnybody,
@@ -116,6 +119,27 @@ class OverlapsWhatRetries(_Blind):
 
     def _sees(self, record: Record, now: Millis) -> bool:
         return record.state is not RETRYING
+
+
+class OverlapsWhatWaits(_Blind):
+    """W2: a slot that waits for its turn is not in the way."""
+
+    def _sees(self, record: Record, now: Millis) -> bool:
+        return record.state is not RunState.WAITING
+
+
+class FailedHoldsTheGuard(MemoryBackend):
+    """W2: a run that failed is still in the way."""
+
+    def _overlapping(self, space: Any, now: Millis, request: ClaimRequest) -> Answer | None:
+        failed = [record for record in space.runs[request.job].values() if record.state is RunState.FAILED]
+        for record in failed:
+            record.state = RUNNING
+        try:
+            return super()._overlapping(space, now, request)
+        finally:
+            for record in failed:
+                record.state = RunState.FAILED
 
 
 class SkipsForAClaim(MemoryBackend):
@@ -214,6 +238,21 @@ class TakesWhatHasEnded(MemoryBackend):
         return super()._takeover(space, now, wish)
 
 
+class LooksThenGoesOn(MemoryBackend):
+    """W5: looks at the run, and takes it over in a second step, whatever has become of it."""
+
+    def _takeover(self, space: Any, now: Millis, wish: Takeover) -> int | None:
+        record = space.find(wish.job, wish.slot)
+        if record is not None and record.state is RUNNING and record.lapsed(now) and record.attempts_left():
+            threading.Event().wait(1e-3)
+            record.state, record.attempt, record.lease_until = RUNNING, wish.from_attempt, now
+        return super()._takeover(space, now, wish)
+
+    @contextmanager
+    def _locked(self) -> Iterator[Any]:
+        yield self._store.spaces[self.namespace], self._store.clock.wall()
+
+
 class BeginsAnewAfterAbandon(MemoryBackend):
     """W5: an abandoned claim starts again at attempt 1."""
 
@@ -244,6 +283,14 @@ class ExpiresWhatRuns(MemoryBackend):
         if record is not None and record.attempt == message.attempt and record.state in (RUNNING, RETRYING):
             record.state = QUEUED
         return super()._unstarted(space, now, message)
+
+
+class EndsWhatIsConfirmedOnly(MemoryBackend):
+    """W20: a message that is gone is of no run while its beat has not said that it was sent."""
+
+    def _unstarted(self, space: Any, now: Millis, message: Unstarted) -> bool:
+        record = space.find(message.job, message.slot)
+        return (record is None or record.state is not RunState.CLAIMED) and super()._unstarted(space, now, message)
 
 
 class EndsWhatItRead(MemoryBackend):
@@ -345,10 +392,24 @@ class ForgetsItHadWorkers(MemoryBackend):
 
 RUN_SABOTEURS: dict[str, tuple[type[MemoryBackend], ...]] = {
     "W1": (NobodyIsFollowed, WaitsForEver, CountsFromTheConfirm),
-    "W2": (OverlapsWhatLapsed, OverlapsWhatRetries, SkipsForAClaim, LooksThenClaims),
-    "W3": (EverySlotWaits, WaitsForNothing),
+    "W2": (
+        OverlapsWhatLapsed,
+        OverlapsWhatRetries,
+        OverlapsWhatWaits,
+        FailedHoldsTheGuard,
+        SkipsForAClaim,
+        LooksThenClaims,
+    ),
+    "W3": (EverySlotWaits, WaitsForNothing, StartsWhatWaits),
     "W4": (ListsClaimsOnly, HasNoPatience),
-    "W5": (GoesOnForEver, SendsTheSameAttempt, TakesWhatHasEnded, BeginsAnewAfterAbandon, MisfiresWhatHasRun),
+    "W5": (
+        GoesOnForEver,
+        SendsTheSameAttempt,
+        TakesWhatHasEnded,
+        LooksThenGoesOn,
+        BeginsAnewAfterAbandon,
+        MisfiresWhatHasRun,
+    ),
     "W6": (StartsOnce, AnswersWithTheMessage),
     "W7": (StartsWhatWasDropped, StartsWhatWasGivenUp),
     "W8": (RefusesTheUnknown, OverlapsTheUnknown),
@@ -357,13 +418,13 @@ RUN_SABOTEURS: dict[str, tuple[type[MemoryBackend], ...]] = {
     "W11": (WaitsForTheLastTry,),
     "W12": (StartsCopies, LooksThenStarts),
     "W13": (StartsAsTheSameAttempt, StartsWithoutACap),
-    "W14": (RenewsForAnybody, RenewsWhatIsNotOverOnly),
+    "W14": (RenewsForAnybody, RenewsWhatIsNotOverOnly, RenewsWhatWaits),
     "W15": (SettlesForAnybody, SettlesOnce),
     "W16": (ConfirmsWhatRuns,),
     "W17": (RetriesOfAnyTry, RetriesForEver),
-    "W18": (GivesBackAsQueued, GivesBackAStaleRetry, GivesBackWhatHasBegun),
+    "W18": (GivesBackAsQueued, CountsWhatWasGivenBack, GivesBackAStaleRetry, GivesBackWhatHasBegun),
     "W19": (ReleasesToTheLease, ReleasesAndKeeps),
-    "W20": (ExpiresWhatRuns,),
+    "W20": (ExpiresWhatRuns, EndsWhatIsConfirmedOnly),
     "W21": (EndsWhatItRead, EndsWhatCanGoOn, DispatchesWhatRan),
     "W22": (ListsAllThatWait,),
     "W23": (ReleasesWhatWaits, ReleasesWhatLapsed),

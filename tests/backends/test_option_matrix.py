@@ -336,12 +336,6 @@ SEEN: dict[str, Callable[[Told], None]] = {option: globals()[option] for option 
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with Servers(tmp_path_factory.mktemp("servers")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def stories(servers: Servers) -> Iterator[Callable[[str], Told]]:
     told: dict[str, Told] = {}
 

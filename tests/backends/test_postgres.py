@@ -22,7 +22,7 @@ from celery_anarchon.backends import backend_from_url, pgconnections, postgres
 from celery_anarchon.backends.base import Keep, Takeover
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis
-from celery_anarchon.testing.contenders import quiet_fork
+from celery_anarchon.testing.contenders import at_once, quiet_fork
 from celery_anarchon.testing.harness import ask, claim, claim_all, confirm, raised_by
 
 WON, TAKEN = Answer.WON, Answer.TAKEN
@@ -65,23 +65,7 @@ def quiet_log(server: Postgres) -> Iterator[None]:
 
 def crowd(size: int, deed: Callable[[int], Any]) -> list[Any]:
     """What *deed* returns in each of *size* threads that begin together."""
-    barrier, results, failures = threading.Barrier(size), [None] * size, []
-
-    def run(number: int) -> None:
-        try:
-            barrier.wait(60)
-            results[number] = deed(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return results
+    return at_once([partial(deed, number) for number in range(size)], patience=120)
 
 
 # --- tables and roles -------------------------------------------------------------------------------------------------
@@ -311,12 +295,12 @@ def test_a_dead_connection_of_a_pool_or_an_engine_is_not_used(server: Postgres, 
         try:
             for backend in (opened(engine), opened(pool), opened()):
                 slot = base(backend)
-                assert claim(backend, "job", slot, "a") is not None
+                assert claim(backend, "job", slot, "a") is WON
                 server.run(
                     "select pg_terminate_backend(pid, 9000) from pg_stat_activity"
                     " where usename = current_user and pid <> pg_backend_pid()"
                 )
-                assert claim(backend, "other", slot, "a") is not None
+                assert claim(backend, "other", slot, "a") is WON
         finally:
             engine.dispose()
     error = raised_by(lambda: PostgresBackend(pool).open("app"))

@@ -25,6 +25,7 @@ from celery_anarchon.backends.rabbitmq.link import Link
 from celery_anarchon.backends.registry import backend_from_url
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis, RunState
+from celery_anarchon.testing.contenders import at_once
 from celery_anarchon.testing.harness import ask, claim, claim_all, confirm
 
 STRATEGIES = ("queue", "stream")
@@ -42,10 +43,10 @@ def connect(server: RabbitServer, namespace: str) -> Iterator[Connect]:
     """A new client of this test's namespace."""
     clients: list[RabbitMQBackend] = []
 
-    def client(url: str = server.url, **options: Any) -> RabbitMQBackend:
+    def client(url: str = server.url, app: str = "app", **options: Any) -> RabbitMQBackend:
         made = RabbitMQBackend(url, **{"prefix": f"{namespace}.", **options})
         clients.append(made)
-        made.open("app")
+        made.open(app)
         return made
 
     yield client
@@ -85,18 +86,7 @@ def test_the_first_claims_of_an_empty_log(server: RabbitServer, namespace: str) 
         for client in clients:
             client.open("app")
         slot = clients[0].now()
-        start = threading.Barrier(len(clients))
-        answers: list[Answer] = []
-
-        def claims(client: RabbitMQBackend, slot: Millis = slot, start: Any = start, answers: Any = answers) -> None:
-            start.wait()
-            answers.append(claim(client, "job", slot, f"owner {id(client)}"))
-
-        crowd = [threading.Thread(target=claims, args=(client,)) for client in clients]
-        for thread in crowd:
-            thread.start()
-        for thread in crowd:
-            thread.join()
+        answers = at_once([partial(claim, client, "job", slot, f"owner {id(client)}") for client in clients])
         for client in clients:
             client.close()
         assert sorted(answers) == [Answer.TAKEN] * 5 + [Answer.WON]
@@ -142,9 +132,7 @@ def test_killed_and_started_again_in_the_middle(tmp_path: Path, strategy: str) -
         first = client()
         start = first.now() - 3_600_000
         first.close()
-        # RabbitMQ 3.10 writes down after half a second that it has streams at all. Killed before that, none of them
-        # comes back.
-        threading.Event().wait(2)
+        server.write_down_streams()
         slots = [("job", start + 1_000 * number) for number in range(100)]
         running, wait = contend(client, slots, 4)
         wait_for(lambda: running.done >= 5 or running.failures, "some claims", 120)
@@ -250,7 +238,7 @@ def test_the_horizon_holds_across_a_restart(tmp_path: Path, strategy: str) -> No
         slot = client.now()
         assert claim(client, "job", slot, "a") is Answer.WON
         client.close()
-        threading.Event().wait(2)
+        server.write_down_streams()
         server.restart(kill=True)
         other = RabbitMQBackend(server.url, **options)
         answers: list[Answer] = []
@@ -280,6 +268,8 @@ def test_another_slot_ttl_or_strategy_or_app_is_refused(connect: Connect) -> Non
         connect(slot_ttl="10m")
     with pytest.raises(LayoutMismatch, match="strategy=queue, and this one strategy=stream"):
         connect(strategy="stream")
+    with pytest.raises(LayoutMismatch, match="belongs to app app, and this is app billing"):
+        connect(app="billing")
 
 
 # --- history ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from servers import free_port
 from support.certificates import certificate
 from support.columns import Servers
 from support.own_options import Cases, claim, of_constructor, of_url, opened, query
-from support.redis_servers import DURABLE, Private, cluster, private_server, wait_for, watched
+from support.redis_servers import DURABLE, Private, cluster, private_server, watched
+from support.waiting import wait_for
 
 from celery_anarchon import RedisBackend, ValkeyBackend
 from celery_anarchon.backends.redis import strategies
@@ -332,12 +333,6 @@ def _(bench: Bench) -> None:
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with Servers(tmp_path_factory.mktemp("servers")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from support.redis_servers import Cluster, Private, Proxy, private_server, replicated, wait_for
+from support.redis_servers import Cluster, Private, Proxy, private_server, replicated
+from support.waiting import wait_for
 
 from celery_anarchon.backends.base import Hold, Keep, LapsedClaim, Takeover, Terms
 from celery_anarchon.backends.redis import RedisBackend, records
@@ -20,6 +21,7 @@ from celery_anarchon.backends.redis.store import SHARDS, Keys
 from celery_anarchon.backends.runs import RELEASED, LapsedEnd, RunBackend, StartResult, Waiting, Worker
 from celery_anarchon.errors import OutcomeUnknown
 from celery_anarchon.model import Answer, GateAnswer, Overlap, RunState
+from celery_anarchon.testing.contenders import at_once
 from celery_anarchon.testing.harness import LONG, abandon, give_up, raised_by, take
 from celery_anarchon.testing.runforms import (
     ONCE,
@@ -335,20 +337,9 @@ def test_in_a_cluster(nodes: Cluster, prefix: str) -> None:
 # --- one step ---------------------------------------------------------------------------------------------------------
 
 
-def at_once(call: Callable[[int], Any], threads: int) -> list[Any]:
-    answers: list[Any] = [None] * threads
-    together = threading.Barrier(threads)
-
-    def body(number: int) -> None:
-        together.wait()
-        answers[number] = call(number)
-
-    running = [threading.Thread(target=body, args=(number,)) for number in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    return answers
+def crowd(size: int, deed: Callable[[int], Any]) -> list[Any]:
+    """What *deed* returns in each of *size* threads that begin together."""
+    return at_once([partial(deed, number) for number in range(size)])
 
 
 @pytest.mark.race
@@ -358,9 +349,9 @@ def test_of_many_deliveries_one_starts(server: Private, prefix: str) -> None:
         slot = base(clients[0])
         for number in range(20):
             send(clients[0], "job", slot + number, ONCE)
-            answers = at_once(
-                lambda n, at=slot + number: start(clients[n], "job", at, f"t{n}", of=ONCE).answer,  # type: ignore[misc]
+            answers = crowd(
                 12,
+                lambda n, at=slot + number: start(clients[n], "job", at, f"t{n}", of=ONCE).answer,  # type: ignore[misc]
             )
             assert sorted(answers) == [DUPLICATE] * 11 + [START]
 
@@ -372,24 +363,24 @@ def test_of_slots_that_may_not_overlap_one_lives(server: Private, prefix: str) -
         clients = [stack.enter_context(opened(server.url, prefix)) for _ in range(12)]
         slot = base(clients[0])
         for number in range(0, 240, 12):
-            answers = at_once(
-                lambda n, at=slot + number: claim_run(clients[n], "job", at + n, f"o{n}", SKIP),  # type: ignore[misc]
+            answers = crowd(
                 12,
+                lambda n, at=slot + number: claim_run(clients[n], "job", at + n, f"o{n}", SKIP),  # type: ignore[misc]
             )
             assert sorted(answers) == [Answer.WAIT] * 11 + [Answer.WON]
             mine = answers.index(Answer.WON)
             assert confirm_run(clients[0], "job", slot + number + mine, f"o{mine}")
             assert start(clients[0], "job", slot + number + mine, "t", of=SKIP).answer is START
-            ends = at_once(
+            ends = crowd(
+                12,
                 lambda n, at=slot + number, mine=mine: (  # type: ignore[misc]
                     settle(clients[n], "job", at + mine, "t")
                     if n == mine
                     else claim_run(clients[n], "job", at + n, f"o{n}", SKIP)
                 ),
-                12,
             )
-            assert ends.count(Answer.WON) <= 1
-            assert clients[0].release_job("job") is not None
+            assert ends[mine] is True and ends.count(Answer.WON) <= 1
+            clients[0].release_job("job")
 
 
 @pytest.mark.race
@@ -408,7 +399,7 @@ def test_settle_sweep_and_copy_at_once(server: Private, prefix: str) -> None:
                     lambda at=at: take(beat, "job", at, "b", 1) == 2,
                     lambda at=at: start(copy, "job", at, "u", of=TWICE) == StartResult(START, 2),
                 )
-                done = at_once(lambda n, calls=calls: calls[n](), 3)  # type: ignore[misc]
+                done = at_once(calls)
                 run = look(beat, "job", at)
                 assert run is not None
                 if done[0]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import hypothesis.strategies as st
 import pytest
 from conformance.harnesses import MemoryHarness, SqliteHarness
 from hypothesis import HealthCheck, given, settings
-from sqlalchemy import event
 from support.run_storm import storm
+from support.statements import statements_of, steps_of
 
 from celery_anarchon.backends.base import Confirmation, LapsedClaim, Sighting, Takeover, Terms
 from celery_anarchon.backends.runs import (
@@ -130,21 +130,6 @@ def test_a_run_of_which_only_its_message_is_known_was_not_abandoned(tmp_path: Pa
         assert client.start([delivery("job", slot, "t")])[0].answer is GateAnswer.UNKNOWN
         harness.lapse("job", slot)
         assert [(found.state, found.abandoned) for found in client.lapsed(9)] == [(RunState.RUNNING, False)]
-
-
-@contextmanager
-def statements_of(backend: SqliteBackend) -> Iterator[list[tuple[str, Any]]]:
-    seen: list[tuple[str, Any]] = []
-
-    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        seen.append((statement, parameters[0] if isinstance(parameters, list) else parameters))
-
-    engine: Any = backend._source._engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield seen
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
 
 
 @pytest.fixture
@@ -274,19 +259,10 @@ LOOKS: dict[str, Callable[[SqliteBackend, Millis], Any]] = {
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_look_does_not_grow_with_what_is_settled(look: str, backend: SqliteBackend) -> None:
-    """Counted in steps of SQLite's machine, not in seconds."""
     slot = backend.now() - 3_600_000
 
     def steps(at: Millis) -> int:
-        (connection,) = backend._source._connections._idle
-        driver = connection.connection.dbapi_connection
-        counted = [0]
-        driver.set_progress_handler(lambda: counted.__setitem__(0, counted[0] + 1), 1)
-        try:
-            LOOKS[look](backend, at)
-        finally:
-            driver.set_progress_handler(None, 0)
-        return counted[0]
+        return steps_of(backend, lambda: LOOKS[look](backend, at))
 
     backend.register([Sighting(job="job", fingerprint="f")])
     # Both times another run of the job is queued, and another slot waits.

@@ -411,12 +411,6 @@ def _(bench: Bench) -> None:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with Servers(tmp_path_factory.mktemp("servers")) as running:
-        yield running
-
-
 @pytest.fixture
 def bench(servers: Servers, tmp_path: Path) -> Bench:
     return Bench(servers, tmp_path)

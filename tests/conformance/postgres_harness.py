@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import OperationalError
 from support.postgres_servers import Postgres
-from support.redis_servers import wait_for
+from support.waiting import wait_for
 
 from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.backends.postgres import PostgresBackend
@@ -172,14 +172,19 @@ class PostgresHarness(BackendHarness):
     @contextmanager
     def reply_lost(self, client: ClaimBackend) -> Iterator[None]:
         def lose(connection: Any, cursor: Any, statement: str, *_: object) -> None:
-            if statement == "COMMIT":
+            if statement.startswith("BEGIN"):
+                connection.info["only looks"] = "READ ONLY" in statement
+            if statement == "COMMIT" and not connection.info["only looks"]:
                 driver = connection.connection.driver_connection
                 driver.pgconn.finish()
                 raise OperationalError(statement, None, psycopg.OperationalError("the connection is lost"))
 
+        # An app's connection that has been lost once is followed by some of our own.
+        client.now()
         source = client._source  # type: ignore[attr-defined]
-        event.listen(source._engine, "after_cursor_execute", lose)
+        engine = (getattr(source, "_own", None) or source)._engine
+        event.listen(engine, "after_cursor_execute", lose)
         try:
             yield
         finally:
-            event.remove(source._engine, "after_cursor_execute", lose)
+            event.remove(engine, "after_cursor_execute", lose)

@@ -77,8 +77,7 @@ class QueueHarness(BackendHarness):
         for client in self._clients:
             client.close()
         self._clients.clear()
-        # RabbitMQ 3.10 writes down after half a second that it has streams at all.
-        self.pass_time(1_000)
+        self.server.write_down_streams()
         self.server.restart(kill=True)
         # Streams come up after the listeners.
         wait_for(self._opens, "a namespace that is back", patience=120)

@@ -35,12 +35,12 @@ class LibsqlHarness(BackendHarness):
         return rows[0] if rows else None
 
     def raw_forge_lease(self, job: str, slot: Millis, lease_until: Millis) -> None:
-        self.server.ask(
-            f'update "{self.namespace}" set lease_until = ? where job = ? and slot = ?', lease_until, job, slot
-        )
+        query = f'update "{self.namespace}" set lease_until = ? where job = ? and slot = ?'
+        assert self.server.change(query, lease_until, job, slot) == 1
 
     def raw_forge_layout(self, version: int) -> None:
-        self.server.ask(f"update \"{self.namespace}_meta\" set value = ? where key = 'layout'", str(version))
+        query = f"update \"{self.namespace}_meta\" set value = ? where key = 'layout'"
+        assert self.server.change(query, str(version)) == 1
 
     def restart(self) -> None:
         for client in self._clients:

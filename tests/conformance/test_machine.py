@@ -51,6 +51,7 @@ class Machine(RuleBasedStateMachine):
         self.entries: dict[tuple[str, int], Entry] = {}
         self.floors: dict[str, int] = {}
         self.winners: dict[tuple[str, int], set[str]] = {}
+        """Who was told WON, since the slot was last taken over."""
 
     def teardown(self) -> None:
         if hasattr(self, "stack"):
@@ -73,11 +74,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(client=CLIENTS, asked=st.lists(st.tuples(JOBS, NUMBERS, OWNERS), min_size=1, max_size=5))
     def claims(self, client: int, asked: list[tuple[str, int, str]]) -> None:
-        before = dict(self.entries)
         answers = claim_all(self.clients[client], [ask(job, self.base + n, owner) for job, n, owner in asked])
         assert answers == [self.expected(*question) for question in asked]
         for (job, number, owner), answer in zip(asked, answers, strict=True):
-            if answer is Answer.WON and (job, number) not in before:
+            if answer is Answer.WON:
                 self.winners.setdefault((job, number), set()).add(owner)
 
     @precondition(lambda self: self.harness.breakable)
@@ -86,8 +86,7 @@ class Machine(RuleBasedStateMachine):
         with self.harness.reply_lost(self.clients[client]):
             error = raised_by(lambda: claim_all(self.clients[client], [ask(job, self.base + number, owner)]))
         assert isinstance(error, OutcomeUnknown)
-        fresh = (job, number) not in self.entries
-        if self.expected(job, number, owner) is Answer.WON and fresh:
+        if self.expected(job, number, owner) is Answer.WON:
             self.winners.setdefault((job, number), set()).add(owner)
 
     @rule(client=CLIENTS, job=JOBS, number=NUMBERS, owner=OWNERS, attempt=ATTEMPTS)
@@ -136,6 +135,8 @@ class Machine(RuleBasedStateMachine):
         if entry is not None and done:
             entry.owner, entry.over = owner, False
         answer = take(self.clients[client], job, self.base + number, owner, attempt)
+        if answer is not None:
+            self.winners[job, number] = {owner}
         assert answer == (1 if done else None)
 
     @rule(client=CLIENTS, job=JOBS, decided=NUMBERS, size=st.integers(0, 3))

@@ -62,11 +62,23 @@ def broken_by(backend: type[Any], clause: str, directory: Path) -> dict[str, Bas
     return broken
 
 
-@pytest.mark.parametrize(
-    ("clause", "saboteur"), [(clause, saboteur) for clause, some in SABOTEURS.items() for saboteur in some]
-)
-def test_the_clause_catches_its_saboteur(clause: str, saboteur: type[Any], tmp_path: Path) -> None:
-    assert broken_by(saboteur, clause, tmp_path), f"{saboteur.__name__} passes {clause}: sharpen it"
+NO_SABOTEUR = {
+    "test_O2_a_reply_that_was_really_lost": "they are in memory, where no reply is lost",
+}
+"""Test -> why none of these saboteurs can fail it."""
+
+
+@pytest.mark.parametrize("clause", sorted(SABOTEURS))
+def test_the_clause_catches_its_saboteurs(clause: str, tmp_path: Path) -> None:
+    """Each of them, and each test of the clause catches one: a test that nothing fails proves nothing."""
+    caught: set[str] = set()
+    for saboteur in SABOTEURS[clause]:
+        place = tmp_path / saboteur.__name__
+        place.mkdir()
+        broken = broken_by(saboteur, clause, place)
+        assert broken, f"{saboteur.__name__} passes {clause}: sharpen it"
+        caught |= set(broken)
+    assert caught == set(CLAUSES[clause]) - set(NO_SABOTEUR)
 
 
 @pytest.mark.parametrize("clause", sorted(SABOTEURS))
@@ -85,9 +97,7 @@ def test_every_clause_has_a_saboteur() -> None:
 def test_every_clause_of_the_contract_is_tested() -> None:
     text = "".join(Path(part.__file__).read_text() for part in (base, runs, onestep))
     promised = set(re.findall(r"\b[CLXWO]\d+\b", text))
-    assert promised - set(CLAUSES) == set()
-    numbers = {f"W{number}" for number in range(1, 25)} | {f"O{number}" for number in range(1, 7)}
-    assert numbers <= promised, "a clause of the suite that the contract does not have"
+    assert promised == set(CLAUSES)
 
 
 def test_every_mutant_of_the_model_is_a_saboteur_or_no_matter_of_stores() -> None:
@@ -100,4 +110,4 @@ def test_a_saboteur_breaks_in_one_way() -> None:
     """Each says which clause it breaks."""
     for clause, some in SABOTEURS.items():
         for saboteur in some:
-            assert (saboteur.__doc__ or "").startswith(clause)
+            assert re.match(rf"{clause}[:,] ", saboteur.__doc__ or ""), saboteur

@@ -149,12 +149,6 @@ class Reader:
                 self.servers.nats_cluster.api(f"STREAM.DELETE.{stream}")  # type: ignore[attr-defined]
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with Servers(tmp_path_factory.mktemp("servers")) as running:
-        yield running
-
-
 @pytest.fixture
 def reader(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
     monkeypatch.chdir(tmp_path)

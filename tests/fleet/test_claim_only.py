@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from support.beats import ENOUGH, Beats, until
 from support.redis_servers import private_server
+from support.stage import wall
 
 from celery_anarchon.backends.registry import backend_from
 from celery_anarchon.model import Millis, RunState
@@ -20,10 +20,6 @@ from celery_anarchon.verdict import Kind, judge
 pytestmark = pytest.mark.fleet
 
 JOBS = {f"job-{number}": 1 + number % 2 for number in range(8)}
-
-
-def wall() -> Millis:
-    return time.time_ns() // 1_000_000
 
 
 @pytest.fixture(params=[("redis7", "script"), ("redis7", "stream-id"), ("redis86", "idmp")], ids=lambda one: one[1])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 from support.beats import ENOUGH, Beats, until
+from support.stage import wall
 
 from celery_anarchon.model import Millis
 from celery_anarchon.oracle import expected_interval
@@ -23,10 +23,6 @@ MINUTE: Millis = 60_000
 CLOCKED_AFTER = 20
 GRIDS = {"rrule": 2_000, "third": 3_000, "shifts": 2_000, "tz-aware": MINUTE, "holidays": MINUTE}
 CHAINS = ("jittered", *(f"wall-{number}" for number in range(8)))
-
-
-def wall() -> Millis:
-    return time.time_ns() // 1_000_000
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from support.beats import ENOUGH, SUPPORT, Beats, until
 from support.one_step_storm import Storm
 from support.redis_servers import Private, private_server
 from support.sites import RedisBroker, RedisStore
-from support.stage import Stage, settle, wall
+from support.stage import Stage, all_sent_once, settle, wall
 
 from celery_anarchon import wire
 from celery_anarchon.testing.fleet import Fleet
@@ -86,7 +86,7 @@ def test_the_same_kills_find_the_window_of_two_steps(storm: Storm) -> None:
 def stop(stage: Stage, server: Private, rounds: int) -> list[float]:
     """A beat gets SIGTERM at any moment of its work; how long each needed to end."""
     stage.home, stage.broker = lambda _: RedisStore(server.url), lambda _: RedisBroker(server.url)
-    fleet: Beats = stage.fleet({f"job-{number}": 1 for number in range(40)})
+    fleet: Beats = stage.fleet({f"job-{number}": 1 for number in range(40)}, anarchon_coalesce="all")
     chance = random.Random(1)
     took, start = [], 0
     for number in range(rounds):
@@ -103,9 +103,7 @@ def stop(stage: Stage, server: Private, rounds: int) -> list[float]:
     end = wall()
     settle(fleet, end)
     assert last.stop() == 0
-    # Of the slots in which no beat lived the last one is sent.
-    counted = fleet.count()
-    assert all(len(ids) == 1 for ids in counted.values())
+    print(f"\n{all_sent_once(fleet, start, end)} slots, sent once each, over {rounds} stops")
     return took
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.beats import ENOUGH, SLACK, Beats, until
 from support.postgres_servers import Postgres, private_postgres
+from support.stage import wall
 
 from celery_anarchon.backends import backend_from_url
 from celery_anarchon.model import Millis
@@ -36,10 +37,6 @@ def fleet(server: Postgres, namespace: str, tmp_path: Path) -> Iterator[Beats]:
     fleet = Beats(tmp_path, JOBS, {**QUICK, "anarchon_backend": f"{server.url}?table={namespace}.runs"})
     yield fleet
     fleet.fleet.close()
-
-
-def wall() -> Millis:
-    return time.time_ns() // 1_000_000
 
 
 def go_on(fleet: Beats, seconds: float = 3) -> Millis:

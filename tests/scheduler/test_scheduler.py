@@ -13,6 +13,7 @@ import pytest
 from celery import Celery, chain
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
+from support.ticking import run_until
 
 import celery_anarchon
 from celery_anarchon import Anarchon, Scheduler, at, cron, every, wire
@@ -52,16 +53,8 @@ class Stage:
         return scheduler
 
     def run(self, span: int, *schedulers: Scheduler) -> None:
-        until = self.clock.wall() + span
-        while True:
-            waits = [scheduler.tick() for scheduler in schedulers or self.schedulers]
-            pause = max(1, round(min(waits) * 1000))
-            if self.clock.wall() + pause > until:
-                self.clock.advance(until - self.clock.wall())
-                for scheduler in schedulers or self.schedulers:
-                    scheduler.tick()
-                return
-            self.clock.advance(pause)
+        ticks = [scheduler.tick for scheduler in schedulers or self.schedulers]
+        run_until(self.clock, self.clock.wall() + span, *ticks)
 
     def messages(self, app: Celery | None = None) -> list[Any]:
         app = app or self.app
@@ -264,7 +257,7 @@ def test_missed_slots_by_option(
 def test_history_size_by_option(stage: Stage, place: Callable[..., None]) -> None:
     place(stage, {"history_size": 3})
     stage.run(20 * MINUTE, stage.scheduler())
-    assert len(MemoryBackend(store=stage.store).history("a", 100)) <= 4
+    assert 3 <= len(MemoryBackend(store=stage.store).history("a", 100)) <= 4
 
 
 def test_precedence_of_the_places(stage: Stage) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from support.ticking import run_until
 
 from celery_anarchon import Anarchon, MemoryBackend, Scheduler, signals, wire
 from celery_anarchon.backends.memory import MemoryStore
@@ -47,14 +48,7 @@ class Stage:
         self.beat = kind(app=self.app)
 
     def run(self, span: int) -> None:
-        until = self.clock.wall() + span
-        while True:
-            pause = max(1, round(self.beat.tick() * 1000))
-            if self.clock.wall() + pause > until:
-                self.clock.advance(until - self.clock.wall())
-                self.beat.tick()
-                return
-            self.clock.advance(pause)
+        run_until(self.clock, self.clock.wall() + span, self.beat.tick)
 
     def of(self, name: str) -> list[dict[str, Any]]:
         return [told for kind, told in self.told if kind == name]

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery_anarchon.backends.base import Confirmation, Outcome
 from celery_anarchon.model import Answer, RunState
+from celery_anarchon.testing.contenders import at_once
 from celery_anarchon.testing.harness import claim, confirm, give_up
-
-
-def together(deeds: Iterable[Callable[[], Any]]) -> None:
-    """Do all of them at the same moment, each in a thread; raises what any of them raises."""
-    deeds = list(deeds)
-    start = threading.Barrier(len(deeds))
-    failures: list[BaseException] = []
-
-    def run(deed: Callable[[], Any]) -> None:
-        try:
-            start.wait()
-            deed()
-        except BaseException as error:
-            failures.append(error)
-
-    crowd = [threading.Thread(target=run, args=(deed,)) for deed in deeds]
-    for thread in crowd:
-        thread.start()
-    for thread in crowd:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def history_with_three_readers_at_once(connect: Callable[[], Any], count: int) -> None:
@@ -50,7 +29,7 @@ def history_with_three_readers_at_once(connect: Callable[[], Any], count: int) -
             found.append((runs, last and round(last.slot.timestamp() * 1000)))
 
     readers = [connect() for _ in range(3)]
-    together(lambda reader=reader: read(reader) for reader in readers)
+    at_once([partial(read, reader) for reader in readers])
     assert found == [(right, slots[-1])] * 9
 
 
@@ -69,4 +48,4 @@ def a_claim_without_an_end_is_in_the_history(connect: Callable[[], Any]) -> None
 
 
 def eight_open_an_empty_namespace_at_once(connect: Callable[[], Any]) -> None:
-    together([connect] * 8)
+    at_once([connect] * 8)

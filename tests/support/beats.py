@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from support.sites import Broker, FilesBroker, SqliteStore, Store
+from support.waiting import wait_for
 
 from celery_anarchon.backends import ClaimBackend
 from celery_anarchon.model import Millis
@@ -29,11 +29,7 @@ one which nobody looks for comes too late."""
 
 def until(condition: Callable[[], T], what: str, seconds: float = ENOUGH) -> T:
     """Wait for *condition*, and no longer than it takes."""
-    give_up = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < give_up, f"waited {seconds:g} s in vain for {what}"
-        time.sleep(0.01)
-    return found
+    return wait_for(condition, what, seconds)
 
 
 @dataclass

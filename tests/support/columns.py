@@ -20,6 +20,7 @@ from support.nats_servers import nats_server
 from support.postgres_servers import private_postgres
 from support.rabbitmq_servers import rabbitmq_server
 from support.redis_servers import private_server
+from support.ticking import run_until
 
 from celery_anarchon import (
     Anarchon,
@@ -193,13 +194,7 @@ class Beats:
 
     def run(self, until: Millis) -> None:
         """Let the beat tick whenever it asked to, up to that time."""
-        while True:
-            pause = max(1, round(self.beat.tick() * 1000))
-            if self.clock.wall() + pause > until:
-                self.clock.advance(until - self.clock.wall())
-                self.beat.tick()
-                return
-            self.clock.advance(pause)
+        run_until(self.clock, until, self.beat.tick)
 
     def stop(self) -> None:
         self.beat.close()

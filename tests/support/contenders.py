@@ -26,6 +26,7 @@ class Race:
     done: int = 0
     """Blocks that all contenders have answers for."""
     finished: threading.Event = field(default_factory=threading.Event)
+    """Set by the last contender: nobody asks any more."""
     failures: list[BaseException] = field(default_factory=list)
 
 
@@ -36,8 +37,10 @@ def contend(
     race = Race()
     lock = threading.Lock()
     barrier = threading.Barrier(contenders, timeout=300)
+    asking = contenders
 
     def contender(number: int) -> None:
+        nonlocal asking
         try:
             client = connect()
             for start in range(0, len(slots), block):
@@ -49,6 +52,11 @@ def contend(
         except BaseException as error:
             race.failures.append(error)
             barrier.abort()
+        finally:
+            with lock:
+                asking -= 1
+                if not asking:
+                    race.finished.set()
 
     crowd = [threading.Thread(target=contender, args=(number,), daemon=True) for number in range(contenders)]
     for thread in crowd:
@@ -59,7 +67,6 @@ def contend(
             thread.join()
         if race.failures:
             raise next(one for one in race.failures if not isinstance(one, threading.BrokenBarrierError))
-        race.finished.set()
         return race
 
     return race, wait

