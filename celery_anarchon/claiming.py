@@ -54,40 +54,42 @@ class Claiming:
         self._lost: set[tuple[str, Millis]] = set()
         """Slots that were asked for with their message, and the answer did not come: they may be sent."""
 
-    def request(self, job: Job, slot: Millis, message: Message = None) -> ClaimRequest:
-        followed = job.options.needs_workers or self._roster.had_workers
+    def _request(self, ask: Ask, message: Message) -> ClaimRequest:
         return ClaimRequest(
-            job=job.name,
-            slot=slot,
+            job=ask.job.name,
+            slot=ask.slot,
             owner=self._owner,
             beat=self._label,
             lease=self._settings.lease,
-            terms=job.terms if followed else None,
+            terms=ask.terms,
             enqueue=message if isinstance(message, Enqueue) else None,
         )
 
     def ask(self, batch: Sequence[Want]) -> list[Won]:
         """What is this beat's to publish, or is out already. The others are decided, or to be asked for again."""
-        asks = [Ask(want.watched.job, want.slot, 1, want.due) for want in batch]
+        terms_of = self._roster.terms_of
+        asks = [Ask(want.watched.job, want.slot, 1, want.due, terms_of(want.watched.job)) for want in batch]
         known = self._decided(asks)
-        answered: list[tuple[Want, Message, ClaimResult]] = [
-            (want, None, result) for want, result in zip(batch, known, strict=True) if result is not None
+        answered: list[tuple[Want, Ask, Message, ClaimResult]] = [
+            (want, ask, None, result)
+            for want, ask, result in zip(batch, asks, known, strict=True)
+            if result is not None
         ]
         if answered:
             batch = [want for want, result in zip(batch, known, strict=True) if result is None]
             asks = [ask for ask, result in zip(asks, known, strict=True) if result is None]
         messages = self._one_step.messages(asks)
         lease_over = self._clock.monotonic() + self._settings.lease / 1000
-        answered += zip(batch, messages, self._answers(batch, messages), strict=True)
-        taken = sum(result.answer is Answer.TAKEN for _, _, result in answered)
+        answered += zip(batch, asks, messages, self._answers(batch, asks, messages), strict=True)
+        taken = sum(result.answer is Answer.TAKEN for *_, result in answered)
         self._one_step.was_taken(taken, len(answered))
-        won = [self._won(want, message, result, lease_over) for want, message, result in answered]
+        won = [self._won(want, ask, message, result, lease_over) for want, ask, message, result in answered]
         return [item for item in won if item is not None]
 
     def _decided(self, asks: Sequence[Ask]) -> list[ClaimResult | None]:
         return self._one_step.decided(asks, alone=not self._roster.others_live)
 
-    def _won(self, want: Want, message: Message, result: ClaimResult, lease_over: float) -> Won | None:
+    def _won(self, want: Want, ask: Ask, message: Message, result: ClaimResult, lease_over: float) -> Won | None:
         """What of this answer is this beat's to go on with."""
         job, slot, answer = want.watched.job, want.slot, result.answer
         self._fanout.emit(events.Claimed(job=job.name, slot=slot, answer=answer))
@@ -104,7 +106,7 @@ class Claiming:
         elif answer is Answer.WON and not self._journal.holds(job, slot):
             deadline = self._journal.deadline(job, slot) if self._journal.applies else lease_over
             error = message if isinstance(message, Exception) else None
-            item = Won(job, slot, result.attempt, deadline, want, error=error)
+            item = Won(job, slot, result.attempt, deadline, want, terms=ask.terms, error=error)
         else:
             want.decided = True
             self._note(want, answer)
@@ -124,7 +126,7 @@ class Claiming:
 
     def ask_for_waiting(self, ready: Sequence[tuple[Job, Millis]], in_time: Sequence[bool]) -> list[Won]:
         """Slots that waited for the end of a run, and now may go on: what is won. Those not in time get no message."""
-        asks = [Ask(job, slot) for job, slot in ready]
+        asks = [Ask(job, slot, terms=self._roster.terms_of(job)) for job, slot in ready]
         known = self._decided(asks)
         left = [(ask, fits) for ask, fits, result in zip(asks, in_time, known, strict=True) if result is None]
         if not left:
@@ -132,14 +134,12 @@ class Claiming:
         made = iter(self._one_step.messages([ask for ask, fits in left if fits]))
         messages = [next(made) if fits else None for _, fits in left]
         deadline = self._clock.monotonic() + self._settings.lease / 1000
-        results = self._claim(
-            [self.request(ask.job, ask.slot, message) for (ask, _), message in zip(left, messages, strict=True)]
-        )
+        results = self._claim([self._request(ask, message) for (ask, _), message in zip(left, messages, strict=True)])
         won = []
-        for ((job, slot, _, _), _), message, result in zip(left, messages, results, strict=True):
-            self._fanout.emit(events.Claimed(job=job.name, slot=slot, answer=result.answer))
+        for (ask, _), message, result in zip(left, messages, results, strict=True):
+            self._fanout.emit(events.Claimed(job=ask.job.name, slot=ask.slot, answer=result.answer))
             if result.answer is Answer.WON:
-                item = Won(job, slot, result.attempt, deadline)
+                item = Won(ask.job, ask.slot, result.attempt, deadline, terms=ask.terms)
                 item.late = message.late if result.sent and isinstance(message, Enqueue) else None
                 item.error = message if isinstance(message, Exception) else None
                 won.append(item)
@@ -150,12 +150,10 @@ class Claiming:
         for want in self._journal.lost(all_of_them=all_of_them):
             self._fanout.emit(events.ClaimUnresolved(job=want.watched.job.name, slot=want.slot))
 
-    def _answers(self, batch: Sequence[Want], messages: Sequence[Message]) -> list[ClaimResult]:
+    def _answers(self, batch: Sequence[Want], asks: Sequence[Ask], messages: Sequence[Message]) -> list[ClaimResult]:
         if not batch:
             return []
-        requests = [
-            self.request(want.watched.job, want.slot, message) for want, message in zip(batch, messages, strict=True)
-        ]
+        requests = [self._request(ask, message) for ask, message in zip(asks, messages, strict=True)]
         try:
             return self._claim(requests)
         except BackendUnavailable:

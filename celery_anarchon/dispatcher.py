@@ -120,7 +120,15 @@ class Dispatcher:
         self._skips = Skips(backend, self.fanout)
         self.one_step = OneStep(backend, builder, self.settings, self.clock, self.fanout, owner=owner)
         self._sweeper = Sweeper(
-            backend, self.settings, self.clock, self._job_named, self.fanout, self.one_step, owner=owner, label=label
+            backend,
+            self.settings,
+            self.clock,
+            self._job_named,
+            self._roster.terms_of,
+            self.fanout,
+            self.one_step,
+            owner=owner,
+            label=label,
         )
         self._unsent = Unsent(self._journal, self._ledger, self._sweeper, self.fanout, owner=owner)
         self._claiming = Claiming(
@@ -266,7 +274,9 @@ class Dispatcher:
         job, slot, run_id = item.job, item.slot, self._run_id(item)
         self._note_sending(item, late)
         try:
-            self.publisher.publish(Dispatch(job=job, slot=slot, attempt=item.attempt, run_id=run_id, late=late))
+            self.publisher.publish(
+                Dispatch(job=job, slot=slot, attempt=item.attempt, run_id=run_id, late=late, terms=item.terms)
+            )
         except BrokerAway as error:
             self._broker_failed(error)
             self._unsent.put_back(item)

@@ -18,7 +18,7 @@ from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.clock import Clock
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
 from celery_anarchon.job import Job
-from celery_anarchon.model import Millis
+from celery_anarchon.model import Millis, Terms
 from celery_anarchon.options import Settings
 from celery_anarchon.publishing import BrokerAway, Builder, Dispatch, NotOneStep, PublishUnclear
 
@@ -35,6 +35,8 @@ class Ask(NamedTuple):
     """What its record will have if it is won."""
     due: Millis | None = None
     """When it fell due, where that is not the slot."""
+    terms: Terms | None = None
+    """What the run is followed by, if it is."""
 
 
 Message = Enqueue | Exception | None
@@ -178,7 +180,7 @@ class OneStep:
         run_id = wire.run_id(self._namespace, job.name, ask.slot)
         try:
             commands = self.builder.build(
-                Dispatch(job=job, slot=ask.slot, attempt=ask.attempt, run_id=run_id, late=late)
+                Dispatch(job=job, slot=ask.slot, attempt=ask.attempt, run_id=run_id, late=late, terms=ask.terms)
             )
         except (BrokerAway, PublishUnclear, NotOneStep):
             # Nothing is out yet. What is won is published as ever, and says then what is wrong.

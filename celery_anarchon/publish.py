@@ -184,8 +184,11 @@ class CeleryPublisher:
             late=dispatch.late,
             beat=self.label,
         )
-        if dispatch.job.terms is not None:
-            header.update(wire.terms_header(dispatch.job.terms, dispatch.job.options.when_unknown))
+        if dispatch.terms is not None:
+            header.update(wire.terms_header(dispatch.terms, dispatch.job.options.when_unknown))
+        elif dispatch.job.options.on_unknown is not None:
+            # A worker that asks may be there all the same.
+            header["on_unknown"] = str(dispatch.job.options.on_unknown)
         if dispatch.attempt > 1 and not isinstance(options.get("expires"), (int, float)):
             # It bounds the first start only: a later attempt would expire on arrival (protocol H9).
             options.pop("expires", None)

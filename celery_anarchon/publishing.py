@@ -8,7 +8,7 @@ from typing import Protocol
 from celery_anarchon.backends.base import Command
 from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.job import Job
-from celery_anarchon.model import Millis
+from celery_anarchon.model import Millis, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,8 @@ class Dispatch:
     run_id: str
     """The task id: the same for every attempt and every repeated publish."""
     late: Millis
+    terms: Terms | None = None
+    """What its record is followed by: the message must say what the record does (see :class:`~.model.Terms`)."""
 
 
 class BrokerAway(Exception):

@@ -14,7 +14,7 @@ from celery_anarchon.agenda import Watched
 from celery_anarchon.backends.base import Beat, ClaimBackend, Keep, LeaseBackend, Registration, Sighting
 from celery_anarchon.backends.runs import RunBackend
 from celery_anarchon.job import Job
-from celery_anarchon.model import Millis
+from celery_anarchon.model import Millis, Terms
 from celery_anarchon.options import CLAIM_ONLY_MAX_LATE, Settings
 from celery_anarchon.skew import FleetClock
 from celery_anarchon.zonedata import as_text, disagreements, fingerprints, zones_of
@@ -86,6 +86,10 @@ class Roster:
             return self._backend.register([Sighting(job=job.name, fingerprint=job.fingerprint) for job in jobs])
         now = self._clock.wall()
         return [Registration(since=_looking_back(job, now), last=None) for job in jobs]
+
+    def terms_of(self, job: Job) -> Terms | None:
+        """What a run of *job* that is claimed now is followed by, if it is: claim and message must say the same."""
+        return job.terms if job.options.needs_workers or self.had_workers else None
 
     @property
     def registers(self) -> bool:

@@ -14,7 +14,7 @@ from celery_anarchon.backends.base import ClaimBackend, ClaimResult, Enqueue, La
 from celery_anarchon.backends.runs import JOB_REMOVED, LapsedEnd, RunBackend, Waiting
 from celery_anarchon.clock import Clock
 from celery_anarchon.job import Job
-from celery_anarchon.model import Answer, Coalesce, Millis, RunState
+from celery_anarchon.model import Answer, Coalesce, Millis, RunState, Terms
 from celery_anarchon.onestep import Ask, Message, OneStep
 from celery_anarchon.options import Settings
 from celery_anarchon.pulse import STALL
@@ -30,6 +30,8 @@ class Taken:
     abandoned: bool
     started: bool
     """A worker had it."""
+    terms: Terms | None
+    """What it is followed by."""
     deadline: float
     """Monotonic: when the lease may be over again."""
     end: RunState | None = None
@@ -105,6 +107,7 @@ class Sweeper:
         settings: Settings,
         clock: Clock,
         job_named: Callable[[str], Job | None],
+        terms_of: Callable[[Job], Terms | None],
         fanout: events.Fanout,
         one_step: OneStep,
         *,
@@ -118,6 +121,7 @@ class Sweeper:
         self._settings = settings
         self._clock = clock
         self._job_named = job_named
+        self._terms_of = terms_of
         self._owner = owner
         self._label = label
         self._size = settings.batch
@@ -240,12 +244,16 @@ class Sweeper:
     ) -> list[Message]:
         asks = [
             # It was granted to a body, or is only a promise: the header must say what the record will.
-            Ask(job, claim.slot, claim.attempt + (claim.state is RunState.RUNNING))
+            Ask(job, claim.slot, claim.attempt + (claim.state is RunState.RUNNING), terms=self._terms(claim, job))
             for (claim, job), (end, _) in zip(known, verdicts, strict=True)
             if end is None
         ]
         made = iter(self._one_step.messages(asks))
         return [next(made) if end is None else None for end, _ in verdicts]
+
+    def _terms(self, claim: LapsedClaim, job: Job) -> Terms | None:
+        """A run that a worker had is followed, whatever its beat knew of workers."""
+        return job.terms if claim.state is RunState.RUNNING else self._terms_of(job)
 
     def _take(
         self, known: Sequence[tuple[LapsedClaim, Job]], messages: Sequence[Message]
@@ -269,8 +277,8 @@ class Sweeper:
             enqueue=message if isinstance(message, Enqueue) else None,
         )
 
-    @staticmethod
     def _taken(
+        self,
         claim: LapsedClaim,
         job: Job,
         result: ClaimResult,
@@ -285,6 +293,7 @@ class Sweeper:
             attempt=result.attempt,
             abandoned=claim.abandoned,
             started=claim.state is RunState.RUNNING,
+            terms=self._terms(claim, job),
             deadline=deadline,
             end=end,
             reason=reason,

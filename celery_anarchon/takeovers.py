@@ -26,7 +26,8 @@ class Takeovers:
         """Of what lapsed, what this beat took over."""
         won = []
         for claim in self._sweeper.take_over(others_live=others_live, agreed=agreed):
-            item = Won(claim.job, claim.slot, claim.attempt, claim.deadline, late=claim.late, error=claim.error)
+            item = Won(claim.job, claim.slot, claim.attempt, claim.deadline)
+            item.terms, item.late, item.error = claim.terms, claim.late, claim.error
             if self._goes_on(claim, item):
                 won.append(item)
         return won

@@ -27,6 +27,7 @@ from kombu.utils.json import dumps, loads
 from celery_anarchon import wire
 from celery_anarchon.backends.base import Command
 from celery_anarchon.job import Job
+from celery_anarchon.model import Terms
 from celery_anarchon.publishing import Dispatch
 
 KEPT = 20_000
@@ -42,8 +43,11 @@ _PLAIN = (type(None), bool, int, float, str, bytes, date, datetime, timedelta, D
 class _Template:
     """One job's. What varies stands between the pieces."""
 
-    def __init__(self, job: Job, key: str | bytes | int, pieces: list[bytes], rest: tuple[Command, ...]) -> None:
+    def __init__(
+        self, job: Job, terms: Terms | None, key: str | bytes | int, pieces: list[bytes], rest: tuple[Command, ...]
+    ) -> None:
         self.job = job
+        self.terms = terms
         self.given = copy.deepcopy(_given(job))
         self.used = time.monotonic()
         self._key = key
@@ -88,7 +92,8 @@ class Templates:
     def message(self, dispatch: Dispatch) -> tuple[Command, ...] | None:
         """A message, where there is a template. The first attempt only: later ones have their own rules."""
         found = self.find(dispatch.job) if dispatch.attempt == 1 else None
-        if found is None:
+        if found is None or found.terms is not dispatch.terms:
+            # The first worker was seen since: from now on runs are followed.
             return None
         found.used = time.monotonic()
         self._known.move_to_end(dispatch.job.name)
@@ -103,7 +108,7 @@ class Templates:
             return
         pieces = _pieces(dispatch, str(first[2]))
         if pieces is not None:
-            self._known[dispatch.job.name] = _Template(dispatch.job, first[1], pieces, tuple(rest))
+            self._known[dispatch.job.name] = _Template(dispatch.job, dispatch.terms, first[1], pieces, tuple(rest))
 
     def _has_room(self) -> bool:
         if len(self._known) < KEPT:

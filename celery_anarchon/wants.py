@@ -9,7 +9,7 @@ from typing import TypeVar
 from celery_anarchon.agenda import Watched
 from celery_anarchon.backends.base import GivenUp, Hold
 from celery_anarchon.job import Job
-from celery_anarchon.model import Millis, RunState
+from celery_anarchon.model import Millis, RunState, Terms
 
 T = TypeVar("T")
 
@@ -41,6 +41,8 @@ class Won:
     """A publish of it went unanswered before."""
     late: Millis | None = None
     """Its message went out with the claim, so late; None: it is to be published."""
+    terms: Terms | None = None
+    """What its record is followed by."""
     error: Exception | None = None
     """Why it has no message, and will not have one."""
 

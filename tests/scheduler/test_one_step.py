@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -22,6 +23,7 @@ from celery_anarchon import RedisBackend, wire
 from celery_anarchon.building import CeleryBuilder
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
+from celery_anarchon.model import Terms
 from celery_anarchon.options import JobOptions
 from celery_anarchon.publish import CeleryPublisher
 from celery_anarchon.publishing import Dispatch, NothingToSend, NotOneStep
@@ -264,6 +266,20 @@ def test_arguments_that_changed_in_place_are_seen(press: Callable[..., Press]) -
     assert not one.builder.is_cheap(dispatch.job)
     ((_, _, payload),) = one.builder.build(dispatch)
     assert json.loads(payload)["headers"]["argsrepr"] == "[[1, 2], 2]"
+
+
+def test_a_template_is_of_runs_that_are_followed_or_of_those_that_are_not(press: Callable[..., Press]) -> None:
+    """The first worker that asks is seen while the beat runs."""
+    one = press()
+    plain = one.dispatch({"task": "add", "args": (1, 2)})
+    terms = Terms(lease=30_000, queue_timeout=60_000)
+    plain = replace(plain, job=replace(plain.job, terms=terms))
+    said = []
+    for dispatch in (plain, plain, replace(plain, terms=terms), replace(plain, terms=terms)):
+        ((_, _, payload),) = one.builder.build(dispatch)
+        said.append(json.loads(payload)["headers"]["anarchon"].get("queue_timeout"))
+    assert said == [None, None, 60.0, 60.0]
+    assert one.builder.templates.message(replace(plain, terms=terms)) is not None
 
 
 class OfItsOwn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -15,6 +16,7 @@ from servers import free_port
 
 from celery_anarchon import wire
 from celery_anarchon.job import Job
+from celery_anarchon.model import OnUnknown, Terms
 from celery_anarchon.options import JobOptions
 from celery_anarchon.publish import CeleryPublisher
 from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
@@ -82,6 +84,18 @@ def test_the_message_is_stocks_own_with_the_run_in_its_header(app: Celery, publi
     }
     args, kwargs, _ = message.decode()
     assert (args, kwargs) == ([1, 2], {"z": 3})
+
+
+def test_the_header_says_what_the_run_s_record_says(app: Celery, publisher: CeleryPublisher) -> None:
+    """Not what its job would ask for: ``queue_timeout`` is how a worker knows that a run is followed."""
+    terms = Terms(lease=30_000, queue_timeout=60_000)
+    plain = dispatch(app, {"task": "add"}, on_unknown=OnUnknown.SKIP)
+    plain = replace(plain, job=replace(plain.job, terms=terms))
+    publisher.publish(plain)
+    publisher.publish(replace(plain, terms=terms))
+    unfollowed, followed = (message.headers["anarchon"] for message in received(app))
+    assert "queue_timeout" not in unfollowed and unfollowed["on_unknown"] == "skip"
+    assert (followed["queue_timeout"], followed["lease"], followed["on_unknown"]) == (60.0, 30.0, "skip")
 
 
 def test_a_task_that_this_process_does_not_know_is_sent_by_name(app: Celery, publisher: CeleryPublisher) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from support.engine import MINUTE, SECOND, START, World, job
+from support.engine import MINUTE, SECOND, START, PublishUnclear, World, job
 
 from celery_anarchon import MemoryBackend, events
 from celery_anarchon.backends.runs import RunHold, Settlement, Start, Worker
 from celery_anarchon.job import Job
 from celery_anarchon.model import GateAnswer, Millis, Overlap, RunState, Terms
+from celery_anarchon.publishing import Dispatch
 
 HOUR = 60 * MINUTE
 
@@ -161,6 +162,52 @@ def test_jobs_without_workers_are_not_followed_until_one_is_seen(world: World) -
     world.run(MINUTE)
     assert hand.states()[2] == ("queued", None)
     assert world.events_of(events.NoWorkers) == []
+
+
+def test_a_message_says_of_its_run_what_the_claim_says(world: World) -> None:
+    """A worker takes a run that is followed, and whose record was dropped, for one that has ended. So a message of one
+    that nobody follows must not say that it is: workers may come later than its record can last."""
+    said = {}
+    world.outbox.mood = lambda dispatch: said.update({(dispatch.slot - START) // MINUTE: dispatch.terms})
+    one = followed()
+    world.beat("a", one)
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hand.backend.worker_seen(Worker(owner="o", label="w", version="1"))
+    world.run(MINUTE)
+    assert said == {1: None, 2: one.terms}
+    assert [hand.states()[slot][0] for slot in (1, 2)] == ["dispatched", "queued"]
+
+
+def test_a_message_that_is_published_again_says_the_same(world: World) -> None:
+    """The first worker is seen between the two."""
+    said = []
+
+    def unclear_once(dispatch: Dispatch) -> None:
+        said.append(dispatch.terms)
+        if len(said) == 1:
+            hand.backend.worker_seen(Worker(owner="o", label="w", version="1"))
+            world.beats["a"]._roster.show_again()
+            raise PublishUnclear("cut")
+
+    world.outbox.mood = unclear_once
+    world.beat("a", followed())
+    hand = Hand(world)
+    world.run(MINUTE + 5 * SECOND)
+    assert said == [None, None]
+    assert hand.states()[1] == ("dispatched", None)
+
+
+def test_what_was_taken_over_is_said_to_be_followed_where_it_is(world: World) -> None:
+    said = []
+    world.outbox.mood = lambda dispatch: said.append((dispatch.attempt, dispatch.terms))
+    one = followed(max_attempts=2)
+    world.beat("a", one)
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hand.start(START + MINUTE)
+    world.run(45 * SECOND)
+    assert said == [(1, one.terms), (2, one.terms)]
 
 
 def test_no_worker_that_asks_is_said_once(world: World) -> None:

@@ -13,7 +13,7 @@ from support.engine import MINUTE, SECOND, SETTINGS, START, World, job
 from celery_anarchon import events
 from celery_anarchon.backends.base import Command, Takeover
 from celery_anarchon.backends.onestep import OneStepBackend
-from celery_anarchon.backends.runs import Settlement, Start
+from celery_anarchon.backends.runs import Settlement, Start, Worker
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
 from celery_anarchon.model import Answer, GateAnswer, Millis, Overlap, RunState, Terms
@@ -214,6 +214,18 @@ def followed(name: str, **options: Any) -> Job:
         overlap=options.get("overlap", Overlap.ALLOW),
     )
     return replace(plain, terms=terms)
+
+
+def test_a_message_says_of_its_run_what_the_claim_says(world: World) -> None:
+    said = {}
+    maker = Maker(mood=lambda dispatch: said.update({(dispatch.slot - START) // MINUTE: dispatch.terms}))
+    one = followed("x")
+    world.beat("a", one, builder=maker)
+    world.run(MINUTE + SECOND)
+    world.client().worker_seen(Worker(owner="o", label="w", version="1"))
+    world.run(MINUTE)
+    assert said == {1: None, 2: one.terms}
+    assert list(world.states("x").values()) == ["dispatched", "queued"]
 
 
 def started(world: World, one: Job, slot: Millis) -> None:
