@@ -139,7 +139,7 @@ def test_a_beat_that_slept_asks_for_what_is_taken() -> None:
     world.run(20 * SECOND)
     sleeper = world.beat("b", chained(world, 2, shortest=0, longest=0))
     sleeper.tick()
-    chains = sleeper._chains
+    chains = sleeper._planning._chains
     read = chains._run_before
     late: list[Millis | None] = []
 
