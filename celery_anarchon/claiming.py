@@ -11,14 +11,13 @@ from celery_anarchon import events
 from celery_anarchon.backends.base import ClaimBackend, ClaimRequest, ClaimResult, Enqueue
 from celery_anarchon.clock import Clock
 from celery_anarchon.errors import BackendUnavailable
-from celery_anarchon.job import Job
 from celery_anarchon.journal import Journal
 from celery_anarchon.model import Answer, Millis, RunState
 from celery_anarchon.onestep import Ask, Message, OneStep
 from celery_anarchon.options import Settings
 from celery_anarchon.roster import Roster
 from celery_anarchon.skips import Skips
-from celery_anarchon.wants import Want, Won
+from celery_anarchon.wants import Ready, Want, Won
 
 PAUSES: dict[Answer, Millis] = {Answer.TOO_EARLY: 1_000, Answer.WAIT: 500, Answer.UNKNOWN: 500}
 """After these answers the slot is asked for again, so much later."""
@@ -124,9 +123,9 @@ class Claiming:
     def _late(self, due: Millis) -> Millis:
         return max(0, self._clock.wall() - due)
 
-    def ask_for_waiting(self, ready: Sequence[tuple[Job, Millis]], in_time: Sequence[bool]) -> list[Won]:
+    def ask_for_waiting(self, ready: Sequence[Ready], in_time: Sequence[bool]) -> list[Won]:
         """Slots that waited for the end of a run, and now may go on: what is won. Those not in time get no message."""
-        asks = [Ask(job, slot, terms=self._roster.terms_of(job)) for job, slot in ready]
+        asks = [Ask(job, slot, terms=self._roster.terms_of(job)) for job, slot, _ in ready]
         known = self._decided(asks)
         left = [(ask, fits) for ask, fits, result in zip(asks, in_time, known, strict=True) if result is None]
         if not left:

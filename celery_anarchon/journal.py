@@ -37,7 +37,11 @@ class Journal:
 
     def deadline(self, job: Job, slot: Millis) -> float:
         """Monotonic: until when this slot may be published, which is as long as ``max_late`` admits."""
-        due = slots.due_time(job.name, job.timetable, job.options, slot)
+        try:
+            due = slots.due_time(job.name, job.timetable, job.options, slot)
+        except Exception:
+            # Told when it is planned; the others of a batch must not pay for it.
+            due = slot
         return self._clock.monotonic() + (due + _reach(job) - self._clock.wall()) / 1000
 
     # --- slots that are this beat's -----------------------------------------------------------------------------------

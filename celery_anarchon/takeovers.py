@@ -49,11 +49,11 @@ class Takeovers:
 
     def waiting(self) -> list[Won]:
         """Slots that waited for the end of a run, now that it has ended."""
-        ready = self._sweeper.ready()
-        in_time = [self._sweeper.in_time(job, slot) for job, slot in ready]
+        ready = {(slot.job.name, slot.slot): slot for slot in self._sweeper.ready()}
+        in_time = [self._sweeper.in_time(slot) for slot in ready.values()]
         won = []
-        for item in self._claiming.ask_for_waiting(ready, in_time):
-            if item.late is not None or self._sweeper.in_time(item.job, item.slot):
+        for item in self._claiming.ask_for_waiting(list(ready.values()), in_time):
+            if item.late is not None or self._sweeper.in_time(ready[item.job.name, item.slot]):
                 won.append(item)
             else:
                 self._unsent.give_up(item, RunState.MISFIRE, "max-late")

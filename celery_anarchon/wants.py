@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from celery_anarchon.agenda import Watched
 from celery_anarchon.backends.base import GivenUp, Hold
@@ -25,6 +25,18 @@ class Want:
     decided: bool = False
     due: Millis | None = None
     """When it fell due, where that is not the slot."""
+
+
+class Ready(NamedTuple):
+    """A slot that waited for the end of a run, and may go on."""
+
+    job: Job
+    slot: Millis
+    until: Millis | None
+    """The latest time at which it may be sent, where there is one."""
+
+    def in_time(self, now: Millis) -> bool:
+        return self.until is None or now <= self.until
 
 
 @dataclass(eq=False)

@@ -8,13 +8,15 @@ import pytest
 from support.engine import MINUTE, SECOND, START, World, job
 
 from celery_anarchon import events, wire
-from celery_anarchon.backends.base import ClaimRequest
+from celery_anarchon.backends.base import ClaimRequest, Hold
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.dispatcher import Dispatcher
 from celery_anarchon.model import Answer, Coalesce, Millis
 from celery_anarchon.options import Settings
 from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
 from celery_anarchon.timetable import At, Interval
+
+HOUR = 60 * MINUTE
 
 
 @pytest.fixture
@@ -461,6 +463,57 @@ def test_claims_of_unknown_jobs_do_not_hide_one_that_is_known(world: World) -> N
     world.run(SECOND)
     assert world.outbox.slots == [("job", START + 20)]
     assert len(dead.lapsed(100)) == 20
+
+
+class Failing(Interval):
+    """Works until it is told to fail."""
+
+    fails = False
+
+    def next(self, after: Millis) -> Millis | None:
+        return self._or_fail(super().next(after))
+
+    def last(self, until: Millis) -> Millis | None:
+        return self._or_fail(super().last(until))
+
+    def _or_fail(self, slot: Millis | None) -> Millis | None:
+        if self.fails:
+            raise KeyError("calendar")
+        return slot
+
+
+def test_a_timetable_that_fails_holds_up_no_takeover_of_another_job(world: World) -> None:
+    """The store is not away for it: taken for that, one job would stop all takeovers for ever."""
+    dead = MemoryBackend(store=world.store)
+    slots = {"a": START - 9 * SECOND, "job": START - 8 * SECOND}
+    for name, slot in slots.items():
+        dead.claim([ClaimRequest(job=name, slot=slot, owner="dead", beat="dead", lease=SECOND)])
+    dead.abandon([Hold(job=name, slot=slot, owner="dead", attempt=1) for name, slot in slots.items()])
+    broken = Failing(MINUTE)
+    world.beat("heir", job("a", timetable=broken), job("job", coalesce=Coalesce.ALL))
+    broken.fails = True
+    world.run(50 * SECOND)
+    assert world.outbox.slots == [("job", slots["job"])]
+    assert world.events_of(events.StoreChanged) == []
+    assert {event.job for event in world.events_of(events.JobTrouble)} == {"a"}
+    assert len(world.events_of(events.JobTrouble)) == 2, "by the plan and by the sweep, however often it is swept"
+    broken.fails = False
+    world.run(10 * SECOND)
+    assert world.states("a") == {slots["a"]: "superseded (newer-slot)"}
+
+
+def test_claims_of_failing_timetables_do_not_hide_one_that_works(world: World) -> None:
+    world.settings = Settings(lease=30 * SECOND, heartbeat=10 * SECOND, batch=5)
+    dead = MemoryBackend(store=world.store)
+    broken = Failing(MINUTE)
+    names = [*(f"broken-{n}" for n in range(20)), "job"]
+    for number, name in enumerate(names):
+        dead.claim([ClaimRequest(job=name, slot=START + number, owner="dead", beat="dead", lease=SECOND + number)])
+    world.clock.advance(40 * SECOND)
+    world.beat("heir", job("job"), *(job(name, timetable=broken, max_late=HOUR, jitter=SECOND) for name in names[:-1]))
+    broken.fails = True
+    world.run(SECOND)
+    assert world.outbox.slots == [("job", START + 20)]
 
 
 def test_a_broker_less_beat_takes_nothing_over(world: World) -> None:

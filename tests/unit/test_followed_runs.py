@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.engine import MINUTE, SECOND, START, PublishUnclear, World, job
 
@@ -10,6 +12,7 @@ from celery_anarchon.backends.runs import RunHold, Settlement, Start, Worker
 from celery_anarchon.job import Job
 from celery_anarchon.model import GateAnswer, Millis, Overlap, RunState, Terms
 from celery_anarchon.publishing import Dispatch
+from celery_anarchon.timetable import Interval
 
 HOUR = 60 * MINUTE
 
@@ -109,6 +112,37 @@ def test_queue_one_keeps_max_late(world: World) -> None:
     hand.settle(hold)
     world.run(11 * SECOND)
     assert hand.states()[20] == ("misfire", "max-late")
+
+
+def test_a_slot_that_waits_for_a_failing_timetable_is_left_alone(world: World) -> None:
+    """Whether it is too late cannot be told; nobody else has to wait for that."""
+
+    class Failing(Interval):
+        fails = False
+
+        def next(self, after: Millis) -> Millis | None:
+            if self.fails:
+                raise KeyError("calendar")
+            return super().next(after)
+
+    broken = Failing(10 * MINUTE)
+    one = followed(Overlap.QUEUE_ONE, max_late=HOUR, jitter=SECOND)
+    world.beat("a", replace(one, timetable=broken))
+    hand = Hand(world)
+    world.run(10 * MINUTE + 2 * SECOND)
+    (slot,) = (slot for _, slot in world.outbox.slots)
+    hold = hand.start(slot)
+    for _ in range(61):
+        world.run(10 * SECOND)
+        hand.backend.heartbeat([hold])
+    broken.fails = True
+    hand.settle(hold)
+    world.run(30 * SECOND)
+    assert hand.states()[20][0] == "waiting"
+    assert world.events_of(events.StoreChanged) == [] and world.events_of(events.JobTrouble)
+    broken.fails = False
+    world.run(10 * SECOND)
+    assert hand.states()[20][0] == "queued"
 
 
 def test_a_dead_worker_s_run_goes_on_until_its_attempts_are_used_up(world: World) -> None:
