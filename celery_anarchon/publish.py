@@ -121,8 +121,10 @@ class CeleryPublisher:
         """See :class:`~celery_anarchon.publishing.Publisher`."""
         if self._producer is None:
             self.check()
+        # Apart from what follows: these run code of the user's, whose errors may look like a connection's.
+        args, kwargs = _arguments(dispatch)
         try:
-            self.send(dispatch)
+            self._send(dispatch, args, kwargs)
         except IrrecoverableChannelError:
             # The broker's no to this very message (no such exchange, access refused): the channel is gone, that is all.
             self._drop()
@@ -149,9 +151,10 @@ class CeleryPublisher:
 
     def send(self, dispatch: Dispatch) -> None:
         """Hand the message to Celery, over the connection as it is. Raises whatever that raises."""
+        self._send(dispatch, *_arguments(dispatch))
+
+    def _send(self, dispatch: Dispatch, args: list[Any], kwargs: dict[str, Any]) -> None:
         entry: ScheduleEntry = dispatch.job.payload
-        args = [_now(value) for value in entry.args or ()]
-        kwargs = {key: _now(value) for key, value in (entry.kwargs or {}).items()}
         options = self._options(dispatch, entry)
         if entry.task in CANVAS:
             self._send_canvas(entry, args, kwargs, options)
@@ -229,6 +232,13 @@ class CeleryPublisher:
             yield
         finally:
             del self.app.producer_or_acquire
+
+
+def _arguments(dispatch: Dispatch) -> tuple[list[Any], dict[str, Any]]:
+    """What the task is called with, as of now."""
+    entry: ScheduleEntry = dispatch.job.payload
+    args = [_now(value) for value in entry.args or ()]
+    return args, {key: _now(value) for key, value in (entry.kwargs or {}).items()}
 
 
 def _now(value: Any) -> Any:

@@ -139,6 +139,24 @@ def test_lazy_arguments_are_worked_out_at_each_publish(app: Celery, publisher: C
     assert [message.decode()[:2] for message in received(app)] == [[[0], {"y": 1}], [[2], {"y": 3}]]
 
 
+@pytest.mark.parametrize("place", ["args", "kwargs"])
+def test_an_argument_that_cannot_be_worked_out_is_no_fault_of_the_broker(
+    app: Celery, publisher: CeleryPublisher, place: str
+) -> None:
+    """Its error may be of a kind that a connection raises too. Taken for an unclear publish, the slot would be tried
+    again for ever."""
+
+    def read() -> int:
+        raise FileNotFoundError("numbers.csv")
+
+    lazy = BeatLazyFunc(read)
+    with pytest.raises(FileNotFoundError):
+        publisher.publish(dispatch(app, {"task": "add", place: (lazy,) if place == "args" else {"x": lazy}}))
+    assert publisher.producer is not None, "the connection is as good as before"
+    publisher.publish(dispatch(app, {"task": "add"}))
+    assert len(received(app)) == 1
+
+
 def test_canvas_entries_are_rebuilt_and_sent(app: Celery, publisher: CeleryPublisher) -> None:
     add, total = app.tasks["add"], app.tasks["total"]
     app.conf.result_backend = "cache+memory://"
