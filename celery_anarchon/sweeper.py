@@ -62,9 +62,10 @@ def verdict_on(lapsed: LapsedClaim, job: Job, now: Millis) -> tuple[RunState | N
     once that is more than a slow moment, an open missed slot like its neighbours: under ``coalesce="latest"`` it gives
     way to a newer slot that has come. Raises what the job's timetable raises.
     """
-    if lapsed.state is RunState.RUNNING:
+    if lapsed.state is RunState.RUNNING or lapsed.attempt > 1:
+        # A body of it has started, so an attempt is owed; it may be abandoned because a worker gave it back.
         return None, ""
-    until = latest_start(job, lapsed.slot) if lapsed.attempt == 1 else None
+    until = latest_start(job, lapsed.slot)
     if until is not None and now > until:
         return RunState.MISFIRE, "max-late"
     if lapsed.abandoned and now - lapsed.slot > STALL and job.options.coalesce is Coalesce.LATEST:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -267,3 +268,5 @@ def test_what_becomes_of_a_lapsed_claim(
 ) -> None:
     claim = LapsedClaim(job="job", slot=START, attempt=1, abandoned=abandoned)
     assert verdict_on(claim, job(**options), START + age * SECOND)[0] is end
+    later = replace(claim, attempt=2)
+    assert verdict_on(later, job(**options), START + age * SECOND) == (None, ""), "it was promised by its first start"

@@ -8,7 +8,7 @@ import pytest
 from support.engine import MINUTE, SECOND, START, PublishUnclear, World, job
 
 from celery_anarchon import MemoryBackend, events
-from celery_anarchon.backends.runs import RunHold, Settlement, Start, Worker
+from celery_anarchon.backends.runs import GiveBack, RunHold, Settlement, Start, Worker
 from celery_anarchon.job import Job
 from celery_anarchon.model import GateAnswer, Millis, Overlap, RunState, Terms
 from celery_anarchon.publishing import Dispatch
@@ -156,6 +156,27 @@ def test_a_dead_worker_s_run_goes_on_until_its_attempts_are_used_up(world: World
     world.run(45 * SECOND)
     assert hand.states()[1] == ("lost", "attempts-used-up")
     assert world.outbox.slots.count(("job", START + MINUTE)) == 2
+
+
+def test_an_attempt_that_its_worker_gave_back_is_sent_however_many_slots_have_come(world: World) -> None:
+    """Its worker was granted the next attempt of a run whose first body died, and stops before the body begins. The
+    record looks like a claim whose beat had no broker, and the message of the first attempt is stale."""
+    world.beat("a", followed(max_attempts=3))
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hand.start(START + MINUTE)
+    world.clock.advance(40 * SECOND)
+    start = Start(job="job", slot=START + MINUTE, attempt=1, retries=0, token="second", worker="w", terms=hand.terms)
+    granted = hand.backend.start([start])[0]
+    assert (granted.answer, granted.attempt) == (GateAnswer.START, 2)
+    world.clock.advance(80 * SECOND)
+    back = GiveBack(job="job", slot=START + MINUTE, attempt=2, retries=0, token="second", message_attempt=1)
+    assert hand.backend.give_back([back]) == [True]
+    sent = []
+    world.outbox.mood = lambda dispatch: sent.append((dispatch.slot, dispatch.attempt))
+    world.run(30 * SECOND)
+    assert (START + MINUTE, 2) in sent
+    assert hand.states()[1] == ("queued", None)
 
 
 @pytest.mark.parametrize("acks_late", [False, True])
