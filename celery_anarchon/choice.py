@@ -146,6 +146,20 @@ def app_name(app: Celery) -> str:
     return name
 
 
+def schedule_setting(app: Celery) -> Mapping[str, Any]:
+    """The value of ``beat_schedule``, as it is now.
+
+    :raises ConfigurationError: it has another shape.
+    """
+    value = app.conf.beat_schedule or {}
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            "setting 'beat_schedule' must map names to entries, such as "
+            f'{{"export": {{"task": "proj.export", "schedule": 60}}}}, not {value!r}'
+        )
+    return value
+
+
 def jobs_setting(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The value of ``anarchon_jobs``: job name -> options.
 

@@ -50,6 +50,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self.fanout = events.Fanout(log_event)
         self._jobs: dict[str, Job] = {}
         self._stop_signals: list[int] = []
+        self._unread = ""
+        """Why changes could not be taken in at the last look."""
         super().__init__(app, *args, lazy=lazy, **kwargs)
 
     # --- start --------------------------------------------------------------------------------------------------------
@@ -124,7 +126,23 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
     schedule = property(get_schedule, set_schedule)
 
     def _see_changes(self) -> None:
-        """Take in what this process changed. A definition that has turned bad is one job's trouble."""
+        """Take in what this process changed; whatever that raises, beat goes on with the schedule that it has."""
+        try:
+            self._take_changes()
+        except Exception as error:
+            # Said once, not at every tick until somebody has mended it.
+            if repr(error) != self._unread:
+                logger.error(
+                    "the schedule cannot be read, the one before goes on: %s",
+                    error,
+                    exc_info=None if isinstance(error, ConfigurationError) else error,
+                )
+            self._unread = repr(error)
+        else:
+            self._unread = ""
+
+    def _take_changes(self) -> None:
+        """A definition that has turned bad is one job's trouble."""
         changed = self._definitions.changed()
         for name in changed:
             if name in self._definitions.current:
