@@ -231,7 +231,9 @@ class Dispatcher:
         finally:
             move_cursors(wants)
             for watched in due:
-                self._planning.again(watched)
+                if watched.looked_at < 0:
+                    # Else its timetable has just failed, and would again.
+                    self._planning.again(watched)
 
     def _goes_on(self) -> bool:
         return not (self.stopping() or self._broker.away)

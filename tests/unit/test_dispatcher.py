@@ -612,6 +612,21 @@ def test_one_bad_timetable_does_not_hold_up_the_others(world: World) -> None:
     assert len(world.events_of(events.JobTrouble)) <= 2
 
 
+def test_a_timetable_that_fails_is_told_once_a_look(world: World) -> None:
+    broken = Failing(SECOND)
+    world.beat("a", job(timetable=broken))
+    world.run(10 * SECOND)
+    assert len(world.outbox.slots) == 10
+    broken.fails = True
+    world.run(SECOND)
+    assert len(world.events_of(events.JobTrouble)) == 1
+    world.run(300 * SECOND)
+    assert len(world.events_of(events.JobTrouble)) == 2
+    broken.fails = False
+    world.run(300 * SECOND)
+    assert len(world.outbox.slots) > 10
+
+
 def test_the_history_is_bounded(world: World) -> None:
     world.beat("a", job(every=SECOND, history_size=20))
     world.run(120 * SECOND)
