@@ -6,6 +6,7 @@ Does not belong here: which slots to ask for, and publishing what was won.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from celery_anarchon import events
 from celery_anarchon.backends.base import ClaimBackend, ClaimRequest, ClaimResult, Enqueue
@@ -17,6 +18,7 @@ from celery_anarchon.onestep import Ask, Message, OneStep
 from celery_anarchon.options import Settings
 from celery_anarchon.roster import Roster
 from celery_anarchon.skips import Skips
+from celery_anarchon.unanswered import Unanswered
 from celery_anarchon.wants import Ready, Want, Won
 
 PAUSES: dict[Answer, Millis] = {Answer.TOO_EARLY: 1_000, Answer.WAIT: 500, Answer.UNKNOWN: 500}
@@ -34,6 +36,7 @@ class Claiming:
         fanout: events.Fanout,
         roster: Roster,
         journal: Journal,
+        unanswered: Unanswered,
         skips: Skips,
         one_step: OneStep,
         *,
@@ -46,12 +49,11 @@ class Claiming:
         self._fanout = fanout
         self._roster = roster
         self._journal = journal
+        self.unanswered = unanswered
         self._skips = skips
         self._one_step = one_step
         self._owner = owner
         self._label = label
-        self._lost: set[tuple[str, Millis]] = set()
-        """Slots that were asked for with their message, and the answer did not come: they may be sent."""
 
     def _request(self, ask: Ask, message: Message) -> ClaimRequest:
         return ClaimRequest(
@@ -68,6 +70,7 @@ class Claiming:
         """What is this beat's to publish, or is out already. The others are decided, or to be asked for again."""
         terms_of = self._roster.terms_of
         asks = [Ask(want.watched.job, want.slot, 1, want.due, terms_of(want.watched.job)) for want in batch]
+        asks = self.unanswered.as_first(asks)
         known = self._decided(asks)
         answered: list[tuple[Want, Ask, Message, ClaimResult]] = [
             (want, ask, None, result)
@@ -79,7 +82,7 @@ class Claiming:
             asks = [ask for ask, result in zip(asks, known, strict=True) if result is None]
         messages = self._one_step.messages(asks)
         lease_over = self._clock.monotonic() + self._settings.lease / 1000
-        answered += zip(batch, asks, messages, self._answers(batch, asks, messages), strict=True)
+        answered += zip(batch, asks, messages, self._answers(asks, messages, wants=batch), strict=True)
         taken = sum(result.answer is Answer.TAKEN for *_, result in answered)
         self._one_step.was_taken(taken, len(answered))
         won = [self._won(want, ask, message, result, lease_over) for want, ask, message, result in answered]
@@ -91,15 +94,15 @@ class Claiming:
     def _won(self, want: Want, ask: Ask, message: Message, result: ClaimResult, lease_over: float) -> Won | None:
         """What of this answer is this beat's to go on with."""
         job, slot, answer = want.watched.job, want.slot, result.answer
-        self._fanout.emit(events.Claimed(job=job.name, slot=slot, answer=answer))
         if answer is Answer.UNKNOWN:
             self._journal.doubt([want])
         else:
             self._resolve(want, answer)
+        sent = self._was_sent(ask, message, result)
         if answer in PAUSES:
             want.watched.not_before = self._clock.wall() + PAUSES[answer]
             return None
-        if self._was_sent(want, result):
+        if sent:
             item = Won(job, slot, result.attempt, lease_over, want)
             item.late = message.late if isinstance(message, Enqueue) else self._late(item.due)
         elif answer is Answer.WON and not self._journal.holds(job, slot):
@@ -113,34 +116,50 @@ class Claiming:
         self._skips.won(job.name)
         return item
 
-    def _was_sent(self, want: Want, result: ClaimResult) -> bool:
-        """Whether its message is out, by this call or by one whose answer was lost."""
-        doubted = (want.watched.job.name, want.slot) in self._lost
-        if doubted:
-            self._lost.discard((want.watched.job.name, want.slot))
+    def _was_sent(self, ask: Ask, message: Message, result: ClaimResult, waited: Ready | None = None) -> bool:
+        """Take note of an answer, or that there is none; whether the message is out, by this call or by an earlier one
+        whose answer was lost."""
+        self._fanout.emit(events.Claimed(job=ask.job.name, slot=ask.slot, answer=result.answer))
+        if result.answer is Answer.UNKNOWN:
+            self._lose(ask, message, waited)
+            return False
+        doubted = self.unanswered.answered(ask)
         return result.sent or (doubted and result.answer is Answer.ALREADY_SENT)
+
+    def _lose(self, ask: Ask, message: Message, waited: Ready | None) -> None:
+        """No answer came. Where this beat alone answers for what it wins, the journal has it."""
+        if not self._journal.applies:
+            self.unanswered.note(ask, along=isinstance(message, Enqueue), waited=waited)
 
     def _late(self, due: Millis) -> Millis:
         return max(0, self._clock.wall() - due)
 
     def ask_for_waiting(self, ready: Sequence[Ready], in_time: Sequence[bool]) -> list[Won]:
         """Slots that waited for the end of a run, and now may go on: what is won. Those not in time get no message."""
-        asks = [Ask(job, slot, terms=self._roster.terms_of(job)) for job, slot, _ in ready]
+        asks = self.unanswered.as_first([Ask(job, slot, terms=self._roster.terms_of(job)) for job, slot, _ in ready])
         known = self._decided(asks)
-        left = [(ask, fits) for ask, fits, result in zip(asks, in_time, known, strict=True) if result is None]
-        if not left:
-            return []
-        made = iter(self._one_step.messages([ask for ask, fits in left if fits]))
-        messages = [next(made) if fits else None for _, fits in left]
+        answered: list[tuple[Ask, Ready, Message, ClaimResult]] = [
+            (ask, slot, None, result)
+            for ask, slot, result in zip(asks, ready, known, strict=True)
+            if result is not None
+        ]
+        left = [
+            item for item, result in zip(zip(asks, ready, in_time, strict=True), known, strict=True) if result is None
+        ]
+        made = iter(self._one_step.messages([ask for ask, _, fits in left if fits]))
+        messages = [next(made) if fits else None for *_, fits in left]
         deadline = self._clock.monotonic() + self._settings.lease / 1000
-        results = self._claim([self._request(ask, message) for (ask, _), message in zip(left, messages, strict=True)])
+        asks, waited = [ask for ask, _, _ in left], [slot for _, slot, _ in left]
+        answered += zip(asks, waited, messages, self._answers(asks, messages, waited=waited), strict=True)
         won = []
-        for (ask, _), message, result in zip(left, messages, results, strict=True):
-            self._fanout.emit(events.Claimed(job=ask.job.name, slot=ask.slot, answer=result.answer))
-            if result.answer is Answer.WON:
+        for ask, slot, message, result in answered:
+            sent = self._was_sent(ask, message, result, slot)
+            if sent or result.answer is Answer.WON:
                 item = Won(ask.job, ask.slot, result.attempt, deadline, terms=ask.terms)
-                item.late = message.late if result.sent and isinstance(message, Enqueue) else None
-                item.error = message if isinstance(message, Exception) else None
+                if sent:
+                    item.late = message.late if isinstance(message, Enqueue) else self._late(ask.slot)
+                elif isinstance(message, Exception):
+                    item.error = message
                 won.append(item)
         return won
 
@@ -149,8 +168,15 @@ class Claiming:
         for want in self._journal.lost(all_of_them=all_of_them):
             self._fanout.emit(events.ClaimUnresolved(job=want.watched.job.name, slot=want.slot))
 
-    def _answers(self, batch: Sequence[Want], asks: Sequence[Ask], messages: Sequence[Message]) -> list[ClaimResult]:
-        if not batch:
+    def _answers(
+        self,
+        asks: Sequence[Ask],
+        messages: Sequence[Message],
+        *,
+        wants: Sequence[Want] = (),
+        waited: Sequence[Ready] = (),
+    ) -> list[ClaimResult]:
+        if not asks:
             return []
         requests = [self._request(ask, message) for ask, message in zip(asks, messages, strict=True)]
         try:
@@ -158,8 +184,9 @@ class Claiming:
         except BackendUnavailable:
             raise
         except Exception:
-            self._journal.doubt(batch)
-            self._lost.update((request.job, request.slot) for request in requests if request.enqueue is not None)
+            self._journal.doubt(wants)
+            for ask, message, ready in zip_longest(asks, messages, waited):
+                self._lose(ask, message, ready)
             raise
 
     def _claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:

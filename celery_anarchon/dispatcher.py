@@ -42,6 +42,7 @@ from celery_anarchon.skew import FleetClock, Standing
 from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper
 from celery_anarchon.takeovers import Takeovers
+from celery_anarchon.unanswered import Unanswered
 from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Want, Won, batches, move_cursors
 
@@ -97,9 +98,10 @@ class Dispatcher:
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
+        unanswered = Unanswered()
         self._planning = Planning(
             self.agenda,
-            Chains(backend, self._roster, max_interval),
+            Chains(backend, self._roster, unanswered, max_interval),
             self._pulse,
             self._roster,
             self._journal,
@@ -138,6 +140,7 @@ class Dispatcher:
             self.fanout,
             self._roster,
             self._journal,
+            unanswered,
             self._skips,
             self.one_step,
             owner=owner,

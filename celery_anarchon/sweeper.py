@@ -15,6 +15,7 @@ from celery_anarchon import events, slots
 from celery_anarchon.backends.base import ClaimBackend, ClaimResult, Enqueue, LapsedClaim, LeaseBackend, Takeover
 from celery_anarchon.backends.runs import JOB_REMOVED, LapsedEnd, RunBackend, Waiting
 from celery_anarchon.clock import Clock
+from celery_anarchon.errors import BackendUnavailable
 from celery_anarchon.job import Job
 from celery_anarchon.model import Answer, Coalesce, Millis, RunState, Terms
 from celery_anarchon.onestep import Ask, Message, OneStep
@@ -145,6 +146,8 @@ class Sweeper:
         """Slots that waited, of jobs that this beat does not know."""
         self._left: dict[tuple[str, Millis], float] = {}
         """Slots abandoned here, and until when they are left to other beats (protocol R9)."""
+        self._unanswered: list[LapsedClaim] = []
+        """What this beat wanted to take over, and no answer came: it may be its own, and lapsed for nobody."""
         self._failing: set[str] = set()
         """Jobs whose timetables failed when they were looked at last."""
 
@@ -213,7 +216,8 @@ class Sweeper:
         lapsed = found if self._runs is None else self._end(self._runs, found, agreed)
         now = self._clock.monotonic()
         self._left = {key: until for key, until in self._left.items() if until > now and others_live}
-        known = self._judge(lapsed)
+        listed = {(claim.job, claim.slot) for claim in lapsed} if self._unanswered else ()
+        known = self._judge([*(one for one in self._unanswered if (one.job, one.slot) not in listed), *lapsed])
         full = len(found) == self._size
         if known:
             self._size = self._settings.batch
@@ -223,11 +227,11 @@ class Sweeper:
             self.look_now()
         if not known:
             return []
-        deadline = now + self._settings.lease / 1000
         messages = self._messages(known)
+        deadline = self._clock.monotonic() + self._settings.lease / 1000
         taken = [
             self._taken(judged, result, deadline, message)
-            for judged, message, result in zip(known, messages, self._take(known, messages), strict=True)
+            for judged, message, result in zip(known, messages, self._ask(known, messages), strict=True)
             if result is not None
         ]
         if taken and full:
@@ -293,6 +297,18 @@ class Sweeper:
     def _terms(self, claim: LapsedClaim, job: Job) -> Terms | None:
         """A run that a worker had is followed, whatever its beat knew of workers."""
         return job.terms if claim.state is RunState.RUNNING else self._terms_of(job)
+
+    def _ask(self, known: Sequence[_Judged], messages: Sequence[Message]) -> Sequence[ClaimResult | None]:
+        try:
+            results = self._take(known, messages)
+        except BackendUnavailable:
+            raise
+        except Exception:
+            # Asked again as the same owner, for the answer that was lost.
+            self._unanswered = [judged.claim for judged in known]
+            raise
+        self._unanswered = []
+        return results
 
     def _take(self, known: Sequence[_Judged], messages: Sequence[Message]) -> Sequence[ClaimResult | None]:
         wishes = [self._wish(judged.claim, message) for judged, message in zip(known, messages, strict=True)]

@@ -49,7 +49,8 @@ class Takeovers:
 
     def waiting(self) -> list[Won]:
         """Slots that waited for the end of a run, now that it has ended."""
-        ready = {(slot.job.name, slot.slot): slot for slot in self._sweeper.ready()}
+        found = [*self._claiming.unanswered.waiting(), *self._sweeper.ready()]
+        ready = {(slot.job.name, slot.slot): slot for slot in found}
         in_time = [self._sweeper.in_time(slot) for slot in ready.values()]
         won = []
         for item in self._claiming.ask_for_waiting(list(ready.values()), in_time):

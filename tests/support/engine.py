@@ -178,6 +178,16 @@ class World:
                 return
             self.clock.advance(pause)
 
+    def lose_a_reply_of(self, call: str, name: str = "a", patience: Millis = 5 * MINUTE) -> None:
+        """Run until the answer to one such call of a beat was lost."""
+        backend, until = self.backend(name), self.clock.wall() + patience
+        before = backend.calls.count(call)
+        backend.lose_reply_of = {call}
+        while backend.calls.count(call) == before:
+            assert self.clock.wall() < until, f"{call} was not called"
+            self.run(100)
+        backend.lose_reply_of = set()
+
     def events_of(self, kind: type[Any], name: str | None = None) -> list[Any]:
         return [event for who, event in self.seen if isinstance(event, kind) and name in (None, who)]
 

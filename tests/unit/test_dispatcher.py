@@ -465,6 +465,20 @@ def test_claims_of_unknown_jobs_do_not_hide_one_that_is_known(world: World) -> N
     assert len(dead.lapsed(100)) == 20
 
 
+def test_a_takeover_whose_answer_was_lost_is_asked_for_again(world: World) -> None:
+    """The claim is this beat's then, and lapsed for nobody: it would lie until that lease is over, too."""
+    dead = MemoryBackend(store=world.store)
+    dead.claim([ClaimRequest(job="job", slot=START - SECOND, owner="dead", beat="dead", lease=30 * SECOND)])
+    world.beat("heir", job(every=HOUR))
+    world.lose_a_reply_of("takeover", "heir")
+    assert world.outbox.slots == []
+    world.run(2 * SECOND)
+    assert world.outbox.slots == [("job", START - SECOND)]
+    assert len(world.events_of(events.TookOver)) == 1
+    world.run(2 * MINUTE)
+    assert len(world.outbox.slots) == 1
+
+
 class Failing(Interval):
     """Works until it is told to fail."""
 

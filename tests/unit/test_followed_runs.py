@@ -100,6 +100,26 @@ def test_queue_one_sends_the_newest_when_the_run_has_ended(world: World) -> None
     assert [slot for _, slot in world.outbox.slots] == [START + MINUTE, START + 4 * MINUTE]
 
 
+def test_queue_one_asks_again_for_what_waited(world: World) -> None:
+    """Its answer was lost: the slot is claimed then, so it waits no more, and nobody publishes it before its lease is
+    over."""
+    world.beat("a", followed(Overlap.QUEUE_ONE, every=10 * MINUTE, max_late=HOUR))
+    hand = Hand(world)
+    world.run(10 * MINUTE + SECOND)
+    hold = hand.start(START + 10 * MINUTE)
+    for _ in range(61):
+        world.run(10 * SECOND)
+        hand.backend.heartbeat([hold])
+    hand.settle(hold)
+    world.lose_a_reply_of("claim")
+    assert hand.states()[20][0] == "claimed"
+    world.run(2 * SECOND)
+    assert [slot for _, slot in world.outbox.slots] == [START + 10 * MINUTE, START + 20 * MINUTE]
+    assert hand.states()[20][0] == "queued"
+    world.run(2 * MINUTE)
+    assert len(world.outbox.slots) == 2 and world.events_of(events.TookOver) == []
+
+
 def test_queue_one_keeps_max_late(world: World) -> None:
     world.beat("a", followed(Overlap.QUEUE_ONE, every=10 * MINUTE, max_late=70 * SECOND))
     hand = Hand(world)
@@ -250,6 +270,20 @@ def test_a_message_that_is_published_again_says_the_same(world: World) -> None:
     hand = Hand(world)
     world.run(MINUTE + 5 * SECOND)
     assert said == [None, None]
+    assert hand.states()[1] == ("dispatched", None)
+
+
+def test_a_claim_that_is_asked_for_again_is_what_it_was(world: World) -> None:
+    """Its record is of the first question, before the first worker was seen."""
+    said = []
+    world.outbox.mood = lambda dispatch: said.append(dispatch.terms)
+    world.beat("a", followed())
+    hand = Hand(world)
+    world.lose_a_reply_of("claim")
+    hand.backend.worker_seen(Worker(owner="o", label="w", version="1"))
+    world.beats["a"]._roster.show_again()
+    world.run(5 * SECOND)
+    assert said == [None]
     assert hand.states()[1] == ("dispatched", None)
 
 
