@@ -200,6 +200,7 @@ class Dispatcher:
                     self._dispatch_due()
                     self._sweep_when_due()
                     self._skips.tell()
+                self._note_work()
         except AnarchonError as error:
             self._store_failed(error)
         except Exception as error:
@@ -320,6 +321,8 @@ class Dispatcher:
         self.fanout.emit(
             events.Sent(job=item.job.name, slot=item.slot, run_id=self._run_id(item), attempt=item.attempt, late=late)
         )
+        if self._broker.goes_on:
+            self._broker_works()
         watched = self.agenda.get(item.job.name)
         if watched is not None:
             self._roster.touched(watched)
@@ -393,15 +396,14 @@ class Dispatcher:
                 return False
             self._open()
             self.backend.now()
-            self._missed_for(self._store.answered())
+            self._missed_for(self._store.reachable())
             self._roster.show_again()
             self._sweeper.look_now()
-            self.fanout.emit(events.StoreChanged(error=None))
         return True
 
     def _store_failed(self, error: Exception) -> bool:
         """Note that the store did not do its work; True: that is news."""
-        news = self._store.failed()
+        news = self._store.failed(error)
         if news:
             self.fanout.emit(events.StoreChanged(error=error))
         return news
@@ -415,11 +417,21 @@ class Dispatcher:
             self._broker_failed(error)
             return False
         if self._broker.away:
-            self._missed_for(self._broker.answered())
+            self._missed_for(self._broker.reachable())
             self._sweeper.forgive()
             self._sweeper.look_now()
-            self.fanout.emit(events.BrokerChanged(error=None))
         return True
+
+    def _note_work(self) -> None:
+        """A tick went well. Where there are leases it has written that this beat lives, whatever was due."""
+        if (self._roster.registers or self._store.lasts) and self._store.answered():
+            self.fanout.emit(events.StoreChanged(error=None))
+        if self._broker.lasts:
+            self._broker_works()
+
+    def _broker_works(self) -> None:
+        if self._broker.answered():
+            self.fanout.emit(events.BrokerChanged(error=None))
 
     def _missed_for(self, away: float) -> None:
         """What fell due in an outage was missed; one that is over before it counts as a pause is a slow moment."""
@@ -427,7 +439,7 @@ class Dispatcher:
             self._pulse.restart()
 
     def _broker_failed(self, error: BrokerAway) -> None:
-        if self._broker.failed():
+        if self._broker.failed(error):
             self.fanout.emit(events.BrokerChanged(error=error))
 
     def _wait(self) -> float:
@@ -435,7 +447,7 @@ class Dispatcher:
             return min(self._store.remaining(), self.max_interval)
         monotonic = self.clock.monotonic()
         waits = [self.max_interval]
-        looks = [self._roster.next_at(), self._ledger.next_at()]
+        looks = [self._roster.next_at(), self._ledger.next_at(), self._store.next_at(), self._broker.next_at()]
         if self.clock.standing is not Standing.BARRED:
             looks.append(self._sweeper.next_at())
         waits.extend(at - monotonic for at in looks if at is not None)

@@ -64,6 +64,7 @@ class Moody(MemoryBackend):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.away = False
+        self.refused: set[str] = set()
         self.lose_reply_of: set[str] = set()
         self.calls: list[str] = []
 
@@ -74,6 +75,7 @@ class MoodyClaims(ClaimOnlyMemory):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.away = False
+        self.refused: set[str] = set()
         self.lose_reply_of: set[str] = set()
         self.calls: list[str] = []
 
@@ -85,6 +87,8 @@ def _moody(name: str, kind: type[Any] = MemoryBackend) -> Any:
         self.calls.append(name)
         if self.away:
             raise BackendUnavailable("no route to the store")
+        if name in self.refused:
+            raise BackendUnavailable("OOM command not allowed")
         answer = honest(self, *args, **kwargs)
         if name in self.lose_reply_of:
             raise OutcomeUnknown("the reply was lost")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.engine import MINUTE, SECOND, START, World, job
+from support.engine import MINUTE, SECOND, START, Moody, World, job
 
 from celery_anarchon import events, wire
 from celery_anarchon.backends.base import ClaimRequest, Hold
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.dispatcher import Dispatcher
+from celery_anarchon.errors import BackendUnavailable, LayoutMismatch
 from celery_anarchon.model import Answer, Coalesce, Millis
 from celery_anarchon.options import Settings
 from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
@@ -236,6 +237,40 @@ def test_nothing_is_sent_while_the_store_is_away_and_it_is_said_once(world: Worl
     assert len(world.events_of(events.StoreChanged)) == 2
 
 
+WRITES = {"claim", "confirm", "register", "beat_seen", "record", "takeover", "tidy"}
+
+
+def test_a_store_that_answers_and_takes_no_writes_is_away_all_the_time(world: World) -> None:
+    """Such is a Redis without memory, or a replica. Each question whether it is there is answered."""
+    world.beat("a", job(every=10 * SECOND))
+    world.run(SECOND)
+    world.backend().refused = WRITES
+    world.run(10 * MINUTE)
+    assert [event.error is None for event in world.events_of(events.StoreChanged)] == [False]
+    assert world.backend().calls.count("now") < 160, "looked at every five seconds, not all the time"
+    world.backend().refused = set()
+    world.run(20 * SECOND)
+    assert [event.error is None for event in world.events_of(events.StoreChanged)] == [False, True]
+    assert len(world.outbox.slots) >= 2
+
+
+def test_why_a_store_that_came_up_still_cannot_be_used_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    beat = world.beat("a")
+    world.backend().away = True
+    beat._opened = False
+    beat.open()
+    world.run(10 * SECOND)
+
+    def refuse(*_: Any) -> None:
+        raise LayoutMismatch("namespace anarchon_runs: belongs to app other")
+
+    monkeypatch.setattr(Moody, "open", refuse)
+    world.backend().away = False
+    world.run(MINUTE)
+    errors = [type(event.error) for event in world.events_of(events.StoreChanged)]
+    assert errors == [BackendUnavailable, LayoutMismatch]
+
+
 def test_a_store_that_is_away_at_the_start_is_waited_for(world: World) -> None:
     beat = world.beat("a")
     world.backend().away = True
@@ -289,6 +324,30 @@ def test_a_broker_that_is_away_consumes_no_slot(world: World) -> None:
     assert world.outbox.slots == minutes(1)
     for name in "abc":
         assert len(world.events_of(events.BrokerChanged, name)) == 2
+
+
+def test_a_broker_that_answers_and_takes_no_messages_is_away_all_the_time(world: World) -> None:
+    world.beat("a", job(every=10 * SECOND))
+    world.run(SECOND)
+    world.outbox.mood = _raise(BrokerAway("OOM command not allowed"))
+    world.run(10 * MINUTE)
+    assert [event.error is None for event in world.events_of(events.BrokerChanged)] == [False]
+    assert world.backend().calls.count("claim") < 150, "it is tried every five seconds, not all the time"
+    world.outbox.mood = None
+    world.run(20 * SECOND)
+    assert [event.error is None for event in world.events_of(events.BrokerChanged)] == [False, True]
+    assert len(world.outbox.slots) >= 2
+
+
+def test_a_broker_that_is_back_is_said_to_be_where_nothing_is_due(world: World) -> None:
+    world.beat("a", job(every=10 * SECOND), job("rare", every=HOUR))
+    world.run(SECOND)
+    world.outbox.away = True
+    world.run(20 * SECOND)
+    world.beats["a"].load({"rare": job("rare", every=HOUR)})
+    world.outbox.away = False
+    world.run(15 * SECOND)
+    assert [event.error is None for event in world.events_of(events.BrokerChanged)] == [False, True]
 
 
 def test_slots_missed_by_the_broker_collapse_once_for_the_fleet(world: World) -> None:
