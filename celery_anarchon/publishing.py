@@ -29,6 +29,10 @@ class BrokerAway(Exception):
     """The broker could not be reached and nothing was sent: sure."""
 
 
+class BrokerForbids(BrokerAway):
+    """It was reached, and lets this beat not in: a wrong password, a virtual host that is not there."""
+
+
 class PublishUnclear(Exception):
     """The broker may or may not have the message."""
 

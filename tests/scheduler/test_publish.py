@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from amqp.exceptions import AccessRefused, NotAllowed
 from celery import Celery, chain, chord, group
 from celery.beat import BeatLazyFunc, ScheduleEntry
 from kombu.exceptions import OperationalError
@@ -19,7 +20,7 @@ from celery_anarchon.job import Job
 from celery_anarchon.model import OnUnknown, Terms
 from celery_anarchon.options import JobOptions
 from celery_anarchon.publish import CeleryPublisher
-from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
+from celery_anarchon.publishing import BrokerAway, BrokerForbids, Dispatch, PublishUnclear
 from celery_anarchon.timetable import Interval
 
 SLOT = 1_774_746_000_000
@@ -211,6 +212,34 @@ def test_a_broker_that_cannot_be_reached_is_away(app: Celery, monkeypatch: pytes
     publisher.check()
     publisher.close()
     publisher.close()
+
+
+class AuthenticationError(ConnectionError):
+    """Such has each driver, among its errors of connections."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionRefusedError("refused"), BrokerAway),
+        (AuthenticationError("WRONGPASS invalid username-password pair"), BrokerForbids),
+        (AccessRefused("ACCESS_REFUSED - Login was refused"), BrokerForbids),
+        (NotAllowed("NOT_ALLOWED - vhost shop not found"), BrokerForbids),
+    ],
+)
+def test_a_broker_that_lets_nobody_in_is_not_one_that_cannot_be_reached(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[BrokerAway]
+) -> None:
+    """It may come up with another password in the middle of an outage: that is to be told apart."""
+    publisher = CeleryPublisher(app, namespace="runs", label="host:1")
+
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
+        raise OperationalError(str(error)) from error
+
+    monkeypatch.setattr("kombu.connection.Connection.ensure_connection", refuse)
+    with pytest.raises(BrokerAway) as caught:
+        publisher.check()
+    assert type(caught.value) is kind
 
 
 def test_a_result_backend_that_is_away_holds_nothing_up(app: Celery) -> None:
