@@ -85,6 +85,35 @@ def test_five_skips_in_a_row_name_the_holder_once(world: World) -> None:
     assert (blocked[0].skipped, blocked[0].run.worker, blocked[0].run.state) == (5, "w", RunState.RUNNING)
 
 
+def skipped_by_a(world: World, hand: Hand, number: int) -> RunHold:
+    """Beat b sends a slot, and beat a hears of *number* others that they are skipped."""
+    world.run(MINUTE, "b")
+    hold = hand.start(max(slot for _, slot in world.outbox.slots), acks_late=True)
+    world.run(number * MINUTE, "a")
+    return hold
+
+
+def test_skips_that_are_not_in_a_row_are_no_reason_to_release_a_run(world: World) -> None:
+    """Another beat has sent slots in between, of which this one hears nothing."""
+    for name in "ab":
+        world.beat(name, followed(Overlap.SKIP))
+    hand = Hand(world)
+    for _ in range(7):
+        hand.settle(skipped_by_a(world, hand, 1))
+    assert len(world.events_of(events.Claimed, "a")) >= 7
+    assert world.events_of(events.Blocked) == []
+
+
+def test_each_run_that_blocks_its_job_is_named(world: World) -> None:
+    for name in "ab":
+        world.beat(name, followed(Overlap.SKIP))
+    hand = Hand(world)
+    for _ in range(2):
+        hand.settle(skipped_by_a(world, hand, 12))
+    runs = [event.run.slot for event in world.events_of(events.Blocked)]
+    assert len(runs) == len(set(runs)) == 2
+
+
 def test_queue_one_sends_the_newest_when_the_run_has_ended(world: World) -> None:
     world.beat("a", followed(Overlap.QUEUE_ONE))
     hand = Hand(world)
