@@ -204,7 +204,7 @@ class JobFactory:
     def _job_options(self, name: str, kind: Kind, entry: ScheduleEntry, given: Mapping[str, Any]) -> JobOptions:
         def resolved() -> JobOptions:
             sources = self._sources(name, kind, entry, given)
-            return job_options(name, kind, sources, self.traits, self.settings, self.store)
+            return job_options(name, kind, sources, self.traits, self.store)
 
         if given or name in self._by_name:
             return self._alike.one(resolved())
