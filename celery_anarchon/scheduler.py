@@ -17,7 +17,7 @@ from celery_anarchon.building import CeleryBuilder
 from celery_anarchon.choice import APPS_OWN, app_name, choose_backend
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.dispatcher import Dispatcher
-from celery_anarchon.entries import JobFactory, default_definitions, jobs_of
+from celery_anarchon.entries import JobFactory, default_definitions
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.interrupts import held_back
 from celery_anarchon.job import Job
@@ -27,8 +27,6 @@ from celery_anarchon.options import late_warning
 from celery_anarchon.publish import CeleryPublisher
 from celery_anarchon.signals import teller
 from celery_anarchon.zonedata import packaged
-
-__all__ = ["Scheduler", "jobs_of"]
 
 logger = logging.getLogger("celery_anarchon.beat")
 
