@@ -48,8 +48,8 @@ class NothingToSend(Exception):
 class Publisher(Protocol):
     """Sends messages.
 
-    Any exception of :meth:`publish` other than the two above is the message's own fault: it was not sent, and it would
-    not be the next time either.
+    Any exception of :meth:`publish` but :class:`BrokerAway` and :class:`PublishUnclear` is the message's own fault: it
+    was not sent, and it would not be the next time either.
     """
 
     def check(self) -> None:

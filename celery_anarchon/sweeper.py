@@ -25,7 +25,7 @@ from celery_anarchon.wants import Ready
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class TakenOver:
     """A lapsed claim that is now this beat's: publish it, or end it as `end`, for `reason`; or it is sent already."""
 
     job: Job
@@ -47,7 +47,7 @@ class Taken:
 
 
 class _Judged(NamedTuple):
-    """A lapsed claim that this beat may go on with, and how: as in :class:`Taken`."""
+    """A lapsed claim that this beat may go on with, and how: as in :class:`TakenOver`."""
 
     claim: LapsedClaim
     job: Job
@@ -202,7 +202,7 @@ class Sweeper:
         else:
             self._failing.discard(job.name)
 
-    def take_over(self, *, others_live: bool, agreed: bool = False) -> list[Taken]:
+    def take_over(self, *, others_live: bool, agreed: bool = False) -> list[TakenOver]:
         """Take over what lapsed, longest lapsed first, one batch at most, and end what nobody can go on with. Another
         sweeper may be faster with any.
 
@@ -230,7 +230,7 @@ class Sweeper:
         messages = self._messages(known)
         deadline = self._clock.monotonic() + self._settings.lease / 1000
         taken = [
-            self._taken(judged, result, deadline, message)
+            self._taken_over(judged, result, deadline, message)
             for judged, message, result in zip(known, messages, self._ask(known, messages), strict=True)
             if result is not None
         ]
@@ -331,9 +331,9 @@ class Sweeper:
         )
 
     @staticmethod
-    def _taken(judged: _Judged, result: ClaimResult, deadline: float, message: Message) -> Taken:
+    def _taken_over(judged: _Judged, result: ClaimResult, deadline: float, message: Message) -> TakenOver:
         claim, job, terms, end, reason = judged
-        return Taken(
+        return TakenOver(
             job=job,
             slot=claim.slot,
             attempt=result.attempt,

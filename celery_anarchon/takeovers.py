@@ -8,7 +8,7 @@ from __future__ import annotations
 from celery_anarchon import events
 from celery_anarchon.claiming import Claiming
 from celery_anarchon.model import RunState
-from celery_anarchon.sweeper import Sweeper, Taken
+from celery_anarchon.sweeper import Sweeper, TakenOver
 from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Won
 
@@ -32,7 +32,7 @@ class Takeovers:
                 won.append(item)
         return won
 
-    def _goes_on(self, claim: Taken, item: Won) -> bool:
+    def _goes_on(self, claim: TakenOver, item: Won) -> bool:
         self._fanout.emit(
             events.TookOver(
                 job=claim.job.name,
