@@ -296,7 +296,8 @@ class Sweeper:
 
     def _terms(self, claim: LapsedClaim, job: Job) -> Terms | None:
         """A run that a worker had is followed, whatever its beat knew of workers."""
-        return job.terms if claim.state is RunState.RUNNING else self._terms_of(job)
+        had = claim.state is RunState.RUNNING or claim.attempt > 1
+        return job.terms if had else self._terms_of(job)
 
     def _ask(self, known: Sequence[_Judged], messages: Sequence[Message]) -> Sequence[ClaimResult | None]:
         try:

@@ -207,13 +207,17 @@ def test_a_dead_worker_s_run_goes_on_until_its_attempts_are_used_up(world: World
     assert world.outbox.slots.count(("job", START + MINUTE)) == 2
 
 
-def test_an_attempt_that_its_worker_gave_back_is_sent_however_many_slots_have_come(world: World) -> None:
+@pytest.mark.parametrize("max_attempts", [3, None])
+def test_an_attempt_that_its_worker_gave_back_is_sent_however_many_slots_have_come(
+    world: World, max_attempts: int | None
+) -> None:
     """Its worker was granted the next attempt of a run whose first body died, and stops before the body begins. The
     record looks like a claim whose beat had no broker, and the message of the first attempt is stale."""
-    world.beat("a", followed(max_attempts=3))
+    one = followed(max_attempts=max_attempts)
+    world.beat("a", one)
     hand = Hand(world)
     world.run(MINUTE + SECOND)
-    hand.start(START + MINUTE)
+    hand.start(START + MINUTE, acks_late=True)
     world.clock.advance(40 * SECOND)
     start = Start(job="job", slot=START + MINUTE, attempt=1, retries=0, token="second", worker="w", terms=hand.terms)
     granted = hand.backend.start([start])[0]
@@ -222,9 +226,9 @@ def test_an_attempt_that_its_worker_gave_back_is_sent_however_many_slots_have_co
     back = GiveBack(job="job", slot=START + MINUTE, attempt=2, retries=0, token="second", message_attempt=1)
     assert hand.backend.give_back([back]) == [True]
     sent = []
-    world.outbox.mood = lambda dispatch: sent.append((dispatch.slot, dispatch.attempt))
+    world.outbox.mood = lambda dispatch: sent.append((dispatch.slot, dispatch.attempt, dispatch.terms))
     world.run(30 * SECOND)
-    assert (START + MINUTE, 2) in sent
+    assert (START + MINUTE, 2, one.terms) in sent
     assert hand.states()[1] == ("queued", None)
 
 
