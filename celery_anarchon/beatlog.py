@@ -15,7 +15,8 @@ logger = logging.getLogger("celery_anarchon.beat")
 
 
 def log_event(event: events.Event) -> None:
-    """A listener for :class:`celery_anarchon.events.Fanout`. Every line carries ``extra`` job, slot and action."""
+    """A listener for :class:`celery_anarchon.events.Fanout`. Every line carries its ``extra``: the action, and
+    job, slot and attempt where the event has them."""
     if not wants(type(event)) and not (isinstance(event, events.Claimed) and event.answer in events.NEWS):
         return
     extra = {"action": type(event).__name__}

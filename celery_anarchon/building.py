@@ -18,6 +18,7 @@ from celery_anarchon.backends.base import Command
 from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.entries import CANVAS
 from celery_anarchon.job import Job
+from celery_anarchon.model import Terms
 from celery_anarchon.publish import CeleryPublisher
 from celery_anarchon.publishing import BrokerAway, Dispatch, NothingToSend, NotOneStep, PublishUnclear
 from celery_anarchon.templates import Templates
@@ -109,8 +110,8 @@ class CeleryBuilder:
         task = self.app.tasks.get(entry.task)
         return task is None or (type(task).apply_async is Task.apply_async and "apply_async" not in vars(task))
 
-    def quick(self, job: Job) -> Callable[[Dispatch], tuple[Command, ...]] | None:
-        return self.templates.find(job)
+    def quick(self, job: Job, terms: Terms | None) -> Callable[[Dispatch], tuple[Command, ...]] | None:
+        return self.templates.find(job, terms)
 
     def build(self, dispatch: Dispatch) -> tuple[Command, ...]:
         commands = self._record(dispatch)

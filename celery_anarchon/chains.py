@@ -15,6 +15,7 @@ from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.model import Millis, Run, RunState
 from celery_anarchon.roster import Roster
 from celery_anarchon.timetable import Chain
+from celery_anarchon.unanswered import Unanswered
 from celery_anarchon.wants import Want
 from celery_anarchon.wire import instant
 
@@ -31,9 +32,10 @@ _LOOKED_THROUGH = 20
 class Chains:
     """Asks for successors."""
 
-    def __init__(self, backend: ClaimBackend, roster: Roster, max_interval: float) -> None:
+    def __init__(self, backend: ClaimBackend, roster: Roster, unanswered: Unanswered, max_interval: float) -> None:
         self._backend = backend
         self._roster = roster
+        self._unanswered = unanswered
         self._longest = max(round(max_interval * 1000), SHORTEST)
 
     def wants(self, watched: Watched, chain: Chain, now: Millis) -> list[Want]:
@@ -43,6 +45,10 @@ class Chains:
         """
         # However this ends, the same look is not made twice in a row.
         watched.not_before = now + UNSENT_WAIT
+        lost = self._unanswered.of_chain(watched.job.name)
+        if lost is not None:
+            # Its record may be the newest by now, claimed by nobody else than this beat.
+            return [Want(watched, lost.slot, lost.slot, due=lost.due)]
         before = self._run_before(watched)
         if before is None:
             return []

@@ -15,6 +15,8 @@ from celery_anarchon.errors import ConfigurationError
 ENVIRONMENT = "CELERY_ANARCHON_BACKEND"
 DEFAULT_URL = "sqlite:///anarchon.db"
 PREFIX = "anarchon_"
+CELERYS = "celery_"
+"""What people write before a setting of an app without a namespace, where it does not belong."""
 
 DATABASE_PREFIXES = ("sqla", "sqlalchemy", "db")
 """What Celery writes before the URL of a database."""
@@ -37,15 +39,30 @@ RABBITMQ = {"amqp": "amqp", "pyamqp": "amqp", "librabbitmq": "amqp", "amqps": "a
 
 def own_settings(app: Celery) -> dict[str, Any]:
     """Every ``anarchon_*`` setting that the user gave, by its name without that prefix, from whichever form of
-    configuration and under whichever namespace (Django: ``CELERY_ANARCHON_...``)."""
-    namespace = (getattr(app.conf, "prefix", None) or "").lower()
+    configuration and under whichever namespace (Django: ``CELERY_ANARCHON_...``).
+
+    :raises ConfigurationError: one is spelt so that Celery does not find it.
+    """
+    # Before its first setting is read, an app's configuration is not there, and neither is its namespace.
+    app.conf.get(PREFIX)
+    namespace: str = getattr(app.conf, "prefix", None) or ""
     names: set[str] = set()
     for mapping in getattr(app.conf, "maps", ()):
-        for key in list(mapping):
-            name = str(key).lower().removeprefix(namespace)
+        for key in map(str, list(mapping)):
+            name = key.lower().removeprefix(namespace.lower() or CELERYS)
             if name.startswith(PREFIX):
+                _check_spelling(key, name, namespace)
                 names.add(name)
     return {name.removeprefix(PREFIX): app.conf.get(name) for name in sorted(names)}
+
+
+def _check_spelling(key: str, name: str, namespace: str) -> None:
+    """As Celery looks it up: in the letters of the app's namespace, or in small ones without it."""
+    right = f"{namespace}{name.upper() if namespace.isupper() else name}"
+    if key not in (right, name):
+        raise ConfigurationError(
+            f"setting {key!r} is not read by Celery, so it would count for nothing: write {right!r}"
+        )
 
 
 def choose_backend(app: Celery) -> tuple[ClaimBackend, str]:
@@ -58,10 +75,11 @@ def choose_backend(app: Celery) -> tuple[ClaimBackend, str]:
 
     :raises ConfigurationError: the text names the source and the fix.
     """
+    given = own_settings(app)
     installed = getattr(app, "anarchon", None)
     for value, source in (
         (getattr(installed, "backend_given", None), "Anarchon(app, backend=...)"),
-        (app.conf.get("anarchon_backend"), "setting anarchon_backend"),
+        (given.get("backend"), "setting anarchon_backend"),
         (os.environ.get(ENVIRONMENT), f"environment {ENVIRONMENT}"),
     ):
         if value:
@@ -126,6 +144,20 @@ def app_name(app: Celery) -> str:
     if not isinstance(name, str):
         raise ConfigurationError(f"setting 'anarchon_app_name' must be a text, not {name!r}")
     return name
+
+
+def schedule_setting(app: Celery) -> Mapping[str, Any]:
+    """The value of ``beat_schedule``, as it is now.
+
+    :raises ConfigurationError: it has another shape.
+    """
+    value = app.conf.beat_schedule or {}
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            "setting 'beat_schedule' must map names to entries, such as "
+            f'{{"export": {{"task": "proj.export", "schedule": 60}}}}, not {value!r}'
+        )
+    return value
 
 
 def jobs_setting(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

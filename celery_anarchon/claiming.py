@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import NamedTuple
 
 from celery_anarchon import events
 from celery_anarchon.backends.base import ClaimBackend, ClaimRequest, ClaimResult, Enqueue
 from celery_anarchon.clock import Clock
 from celery_anarchon.errors import BackendUnavailable
-from celery_anarchon.job import Job
 from celery_anarchon.journal import Journal
 from celery_anarchon.model import Answer, Millis, RunState
 from celery_anarchon.onestep import Ask, Message, OneStep
 from celery_anarchon.options import Settings
 from celery_anarchon.roster import Roster
 from celery_anarchon.skips import Skips
-from celery_anarchon.wants import Want, Won
+from celery_anarchon.unanswered import Unanswered
+from celery_anarchon.wants import Ready, Want, Won
 
 PAUSES: dict[Answer, Millis] = {Answer.TOO_EARLY: 1_000, Answer.WAIT: 500, Answer.UNKNOWN: 500}
 """After these answers the slot is asked for again, so much later."""
@@ -47,6 +48,7 @@ class Claiming:
         fanout: events.Fanout,
         roster: Roster,
         journal: Journal,
+        unanswered: Unanswered,
         skips: Skips,
         one_step: OneStep,
         *,
@@ -59,97 +61,79 @@ class Claiming:
         self._fanout = fanout
         self._roster = roster
         self._journal = journal
+        self.unanswered = unanswered
         self._skips = skips
         self._one_step = one_step
         self._owner = owner
         self._label = label
-        self._lost: set[tuple[str, Millis]] = set()
-        """Slots that were asked for with their message, and the answer did not come: they may be sent."""
 
-    def request(self, job: Job, slot: Millis, message: Message = None) -> ClaimRequest:
-        followed = job.options.needs_workers or self._roster.had_workers
+    def _request(self, ask: Ask, message: Message) -> ClaimRequest:
         return ClaimRequest(
-            job=job.name,
-            slot=slot,
+            job=ask.job.name,
+            slot=ask.slot,
             owner=self._owner,
             beat=self._label,
             lease=self._settings.lease,
-            terms=job.terms if followed else None,
+            terms=ask.terms,
             enqueue=message if isinstance(message, Enqueue) else None,
         )
 
     def begin(self, batch: Sequence[Want]) -> Asked:
         """Ask for *batch*, where messages go along with the claims. What is won without one waits for it to be
         published, so that is asked for only when it is this batch's turn."""
-        asks = [Ask(want.watched.job, want.slot, 1, want.due) for want in batch]
+        terms_of = self._roster.terms_of
+        asks = [Ask(want.watched.job, want.slot, 1, want.due, terms_of(want.watched.job)) for want in batch]
+        asks = self.unanswered.as_first(asks)
         known = self._decided(asks)
-        answered: list[tuple[Want, Message, ClaimResult]] = [
-            (want, None, result) for want, result in zip(batch, known, strict=True) if result is not None
+        answered: list[tuple[Want, Ask, Message, ClaimResult]] = [
+            (want, ask, None, result)
+            for want, ask, result in zip(batch, asks, known, strict=True)
+            if result is not None
         ]
         if answered:
             batch = [want for want, result in zip(batch, known, strict=True) if result is None]
             asks = [ask for ask, result in zip(asks, known, strict=True) if result is None]
         messages = self._one_step.messages(asks)
-        requests = [
-            self.request(want.watched.job, want.slot, message) for want, message in zip(batch, messages, strict=True)
-        ]
-        under_way = self._begin_claims(batch, requests)
+        requests = [self._request(ask, message) for ask, message in zip(asks, messages, strict=True)]
+        under_way: Callable[[], list[ClaimResult]] | None = None
         begun = self._clock.monotonic()
+        if _with_messages(requests):
+            with self._doubting(asks, messages, wants=batch):
+                under_way = self._one_step.store.begin_claims(requests)
 
         def won() -> list[Won]:
             lease_over = (self._clock.monotonic() if under_way is None else begun) + self._settings.lease / 1000
-            with self._doubting(batch, requests):
-                results = self._backend.claim(requests) if under_way is None else under_way()
-            answered.extend(zip(batch, messages, results, strict=True))
-            taken = sum(result.answer is Answer.TAKEN for _, _, result in answered)
+            with self._doubting(asks, messages, wants=batch):
+                results = self._claim(requests) if under_way is None else under_way()
+            answered.extend(zip(batch, asks, messages, results, strict=True))
+            taken = sum(result.answer is Answer.TAKEN for *_, result in answered)
             self._one_step.was_taken(taken, len(answered))
-            items = [self._won(want, message, result, lease_over) for want, message, result in answered]
+            items = [self._won(want, ask, message, result, lease_over) for want, ask, message, result in answered]
             return [item for item in items if item is not None]
 
         return Asked(won, under_way is not None)
 
-    def _begin_claims(
-        self, batch: Sequence[Want], requests: Sequence[ClaimRequest]
-    ) -> Callable[[], list[ClaimResult]] | None:
-        """Where the answers will be; None: it is yet to be asked."""
-        if all(request.enqueue is None for request in requests):
-            return None
-        with self._doubting(batch, requests):
-            return self._one_step.store.begin_claims(requests)
-
-    @contextmanager
-    def _doubting(self, batch: Sequence[Want], requests: Sequence[ClaimRequest]) -> Iterator[None]:
-        """Note what may have been won, where the answer does not come."""
-        try:
-            yield
-        except BackendUnavailable:
-            raise
-        except Exception:
-            self._journal.doubt(batch)
-            self._lost.update((request.job, request.slot) for request in requests if request.enqueue is not None)
-            raise
-
     def _decided(self, asks: Sequence[Ask]) -> list[ClaimResult | None]:
         return self._one_step.decided(asks, alone=not self._roster.others_live)
 
-    def _won(self, want: Want, message: Message, result: ClaimResult, lease_over: float) -> Won | None:
+    def _won(self, want: Want, ask: Ask, message: Message, result: ClaimResult, lease_over: float) -> Won | None:
         """What of this answer is this beat's to go on with."""
         job, slot, answer = want.watched.job, want.slot, result.answer
-        self._tell(job, slot, answer)
         if answer is Answer.UNKNOWN:
             self._journal.doubt([want])
         else:
             self._resolve(want, answer)
+        sent = self._was_sent(ask, message, result)
         if answer in PAUSES:
             want.watched.not_before = self._clock.wall() + PAUSES[answer]
             return None
-        if self._was_sent(want, result):
+        if sent:
             item = Won(job, slot, result.attempt, lease_over, want)
             item.late = message.late if isinstance(message, Enqueue) else self._late(item.due)
         elif answer is Answer.WON and not self._journal.holds(job, slot):
             deadline = self._journal.deadline(job, slot) if self._journal.applies else lease_over
             error = message if isinstance(message, Exception) else None
-            item = Won(job, slot, result.attempt, deadline, want, error=error)
+            item = Won(job, slot, result.attempt, deadline, want, terms=ask.terms, error=error)
         else:
             want.decided = True
             self._note(want, answer)
@@ -157,40 +141,54 @@ class Claiming:
         self._skips.won(job.name)
         return item
 
-    def _tell(self, job: Job, slot: Millis, answer: Answer) -> None:
-        if answer in events.NEWS or self._fanout.is_heard(events.Claimed):
-            self._fanout.emit(events.Claimed(job=job.name, slot=slot, answer=answer))
-
-    def _was_sent(self, want: Want, result: ClaimResult) -> bool:
-        """Whether its message is out, by this call or by one whose answer was lost."""
-        doubted = (want.watched.job.name, want.slot) in self._lost
-        if doubted:
-            self._lost.discard((want.watched.job.name, want.slot))
+    def _was_sent(self, ask: Ask, message: Message, result: ClaimResult, waited: Ready | None = None) -> bool:
+        """Take note of an answer, or that there is none; whether the message is out, by this call or by an earlier one
+        whose answer was lost."""
+        if result.answer in events.NEWS or self._fanout.is_heard(events.Claimed):
+            self._fanout.emit(events.Claimed(job=ask.job.name, slot=ask.slot, answer=result.answer))
+        if result.answer is Answer.UNKNOWN:
+            self._lose(ask, message, waited)
+            return False
+        doubted = self.unanswered.answered(ask)
         return result.sent or (doubted and result.answer is Answer.ALREADY_SENT)
+
+    def _lose(self, ask: Ask, message: Message, waited: Ready | None) -> None:
+        """No answer came. Where this beat alone answers for what it wins, the journal has it."""
+        if not self._journal.applies:
+            self.unanswered.note(ask, along=isinstance(message, Enqueue), waited=waited)
 
     def _late(self, due: Millis) -> Millis:
         return max(0, self._clock.wall() - due)
 
-    def ask_for_waiting(self, ready: Sequence[tuple[Job, Millis]], in_time: Sequence[bool]) -> list[Won]:
+    def ask_for_waiting(self, ready: Sequence[Ready], in_time: Sequence[bool]) -> list[Won]:
         """Slots that waited for the end of a run, and now may go on: what is won. Those not in time get no message."""
-        asks = [Ask(job, slot) for job, slot in ready]
+        asks = self.unanswered.as_first([Ask(job, slot, terms=self._roster.terms_of(job)) for job, slot, _ in ready])
         known = self._decided(asks)
-        left = [(ask, fits) for ask, fits, result in zip(asks, in_time, known, strict=True) if result is None]
-        if not left:
-            return []
-        made = iter(self._one_step.messages([ask for ask, fits in left if fits]))
-        messages = [next(made) if fits else None for _, fits in left]
+        answered: list[tuple[Ask, Ready, Message, ClaimResult]] = [
+            (ask, slot, None, result)
+            for ask, slot, result in zip(asks, ready, known, strict=True)
+            if result is not None
+        ]
+        left = [
+            item for item, result in zip(zip(asks, ready, in_time, strict=True), known, strict=True) if result is None
+        ]
+        made = iter(self._one_step.messages([ask for ask, _, fits in left if fits]))
+        messages = [next(made) if fits else None for *_, fits in left]
         deadline = self._clock.monotonic() + self._settings.lease / 1000
-        requests = [self.request(ask.job, ask.slot, message) for (ask, _), message in zip(left, messages, strict=True)]
-        one_step = any(request.enqueue is not None for request in requests)
-        results = self._one_step.store.claim_and_send(requests) if one_step else self._backend.claim(requests)
+        asks, waited = [ask for ask, _, _ in left], [slot for _, slot, _ in left]
+        requests = [self._request(ask, message) for ask, message in zip(asks, messages, strict=True)]
+        with self._doubting(asks, messages, waited=waited):
+            results = self._claim(requests)
+        answered += zip(asks, waited, messages, results, strict=True)
         won = []
-        for ((job, slot, _, _), _), message, result in zip(left, messages, results, strict=True):
-            self._tell(job, slot, result.answer)
-            if result.answer is Answer.WON:
-                item = Won(job, slot, result.attempt, deadline)
-                item.late = message.late if result.sent and isinstance(message, Enqueue) else None
-                item.error = message if isinstance(message, Exception) else None
+        for ask, slot, message, result in answered:
+            sent = self._was_sent(ask, message, result, slot)
+            if sent or result.answer is Answer.WON:
+                item = Won(ask.job, ask.slot, result.attempt, deadline, terms=ask.terms)
+                if sent:
+                    item.late = message.late if isinstance(message, Enqueue) else self._late(ask.slot)
+                elif isinstance(message, Exception):
+                    item.error = message
                 won.append(item)
         return won
 
@@ -198,6 +196,31 @@ class Claiming:
         """Say which claims without an answer will not be asked again, where nobody else can take them over."""
         for want in self._journal.lost(all_of_them=all_of_them):
             self._fanout.emit(events.ClaimUnresolved(job=want.watched.job.name, slot=want.slot))
+
+    def _claim(self, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
+        if _with_messages(requests):
+            return self._one_step.store.claim_and_send(requests)
+        return self._backend.claim(requests) if requests else []
+
+    @contextmanager
+    def _doubting(
+        self,
+        asks: Sequence[Ask],
+        messages: Sequence[Message],
+        *,
+        wants: Sequence[Want] = (),
+        waited: Sequence[Ready] = (),
+    ) -> Iterator[None]:
+        """Note what may have been won, where the answer does not come."""
+        try:
+            yield
+        except BackendUnavailable:
+            raise
+        except Exception:
+            self._journal.doubt(wants)
+            for ask, message, ready in zip_longest(asks, messages, waited):
+                self._lose(ask, message, ready)
+            raise
 
     def _resolve(self, want: Want, answer: Answer) -> None:
         doubted = self._journal.answered(want)
@@ -217,3 +240,7 @@ class Claiming:
                     job=want.watched.job.name, state=RunState.MISFIRE, reason="too-old", total=1, newest=want.slot
                 )
             )
+
+
+def _with_messages(requests: Sequence[ClaimRequest]) -> bool:
+    return any(request.enqueue is not None for request in requests)

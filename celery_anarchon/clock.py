@@ -1,4 +1,4 @@
-"""The only caller of :mod:`time`. Everything else is handed a clock, so that a test can hand it another."""
+"""What time it is. All that decides by time is handed a clock, so that a test can hand it another."""
 
 from __future__ import annotations
 

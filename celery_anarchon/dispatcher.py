@@ -43,6 +43,7 @@ from celery_anarchon.skew import FleetClock, Standing
 from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper
 from celery_anarchon.takeovers import Takeovers
+from celery_anarchon.unanswered import Unanswered
 from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Want, Won, batches, move_cursors
 
@@ -103,9 +104,10 @@ class Dispatcher:
         self._roster = Roster(
             backend, self.settings, self.clock, self.fanout, owner=owner, label=label, version=version
         )
+        unanswered = Unanswered()
         self._planning = Planning(
             self.agenda,
-            Chains(backend, self._roster, max_interval),
+            Chains(backend, self._roster, unanswered, max_interval),
             self._pulse,
             self._roster,
             self._journal,
@@ -126,7 +128,15 @@ class Dispatcher:
         self._skips = Skips(backend, self.fanout)
         self.one_step = OneStep(backend, builder, self.settings, self.clock, self.fanout, owner=owner)
         self._sweeper = Sweeper(
-            backend, self.settings, self.clock, self._job_named, self.fanout, self.one_step, owner=owner, label=label
+            backend,
+            self.settings,
+            self.clock,
+            self._job_named,
+            self._roster.terms_of,
+            self.fanout,
+            self.one_step,
+            owner=owner,
+            label=label,
         )
         self._unsent = Unsent(self._journal, self._ledger, self._sweeper, self.fanout, owner=owner)
         self._claiming = Claiming(
@@ -136,6 +146,7 @@ class Dispatcher:
             self.fanout,
             self._roster,
             self._journal,
+            unanswered,
             self._skips,
             self.one_step,
             owner=owner,
@@ -195,6 +206,7 @@ class Dispatcher:
                     self._dispatch_due()
                     self._sweep_when_due()
                     self._skips.tell()
+                self._note_work()
         except AnarchonError as error:
             self._store_failed(error)
         except Exception as error:
@@ -226,7 +238,9 @@ class Dispatcher:
                 for watched in share:
                     watched.not_before = max(watched.not_before, now + MOMENT)
             for watched in due:
-                self._planning.again(watched)
+                if watched.looked_at < 0:
+                    # Else its timetable has just failed, and would again.
+                    self._planning.again(watched)
 
     def _send(self, share: Share, now: Millis, wants: list[Want]) -> None:
         """Plan, claim and publish batch after batch; what is planned goes into *wants*. While answers are under way the
@@ -301,7 +315,9 @@ class Dispatcher:
         job, slot, run_id = item.job, item.slot, self._run_id(item)
         self._note_sending(item, late)
         try:
-            self.publisher.publish(Dispatch(job=job, slot=slot, attempt=item.attempt, run_id=run_id, late=late))
+            self.publisher.publish(
+                Dispatch(job=job, slot=slot, attempt=item.attempt, run_id=run_id, late=late, terms=item.terms)
+            )
         except BrokerAway as error:
             self._broker_failed(error)
             self._unsent.put_back(item)
@@ -342,6 +358,8 @@ class Dispatcher:
         if self.fanout.is_heard(events.Sent):
             name, slot, run_id = item.job.name, item.slot, self._run_id(item)
             self.fanout.emit(events.Sent(job=name, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
+        if self._broker.goes_on:
+            self._broker_works()
         watched = self.agenda.get(item.job.name)
         if watched is not None:
             self._roster.touched(watched)
@@ -415,15 +433,14 @@ class Dispatcher:
                 return False
             self._open()
             self.backend.now()
-            self._missed_for(self._store.answered())
+            self._missed_for(self._store.reachable())
             self._roster.show_again()
             self._sweeper.look_now()
-            self.fanout.emit(events.StoreChanged(error=None))
         return True
 
     def _store_failed(self, error: Exception) -> bool:
         """Note that the store did not do its work; True: that is news."""
-        news = self._store.failed()
+        news = self._store.failed(error)
         if news:
             self.fanout.emit(events.StoreChanged(error=error))
         return news
@@ -437,11 +454,21 @@ class Dispatcher:
             self._broker_failed(error)
             return False
         if self._broker.away:
-            self._missed_for(self._broker.answered())
+            self._missed_for(self._broker.reachable())
             self._sweeper.forgive()
             self._sweeper.look_now()
-            self.fanout.emit(events.BrokerChanged(error=None))
         return True
+
+    def _note_work(self) -> None:
+        """A tick went well. Where there are leases it has written that this beat lives, whatever was due."""
+        if (self._roster.registers or self._store.lasts) and self._store.answered():
+            self.fanout.emit(events.StoreChanged(error=None))
+        if self._broker.lasts:
+            self._broker_works()
+
+    def _broker_works(self) -> None:
+        if self._broker.answered():
+            self.fanout.emit(events.BrokerChanged(error=None))
 
     def _missed_for(self, away: float) -> None:
         """What fell due in an outage was missed; one that is over before it counts as a pause is a slow moment."""
@@ -449,7 +476,7 @@ class Dispatcher:
             self._pulse.restart()
 
     def _broker_failed(self, error: BrokerAway) -> None:
-        if self._broker.failed():
+        if self._broker.failed(error):
             self.fanout.emit(events.BrokerChanged(error=error))
 
     def _wait(self) -> float:
@@ -457,7 +484,7 @@ class Dispatcher:
             return min(self._store.remaining(), self.max_interval)
         monotonic = self.clock.monotonic()
         waits = [self.max_interval]
-        looks = [self._roster.next_at(), self._ledger.next_at()]
+        looks = [self._roster.next_at(), self._ledger.next_at(), self._store.next_at(), self._broker.next_at()]
         if self.clock.standing is not Standing.BARRED:
             looks.append(self._sweeper.next_at())
         waits.extend(at - monotonic for at in looks if at is not None)

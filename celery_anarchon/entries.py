@@ -13,7 +13,7 @@ from celery.schedules import crontab
 
 from celery_anarchon import wire
 from celery_anarchon.alike import Alike
-from celery_anarchon.choice import jobs_setting, own_settings
+from celery_anarchon.choice import jobs_setting, own_settings, schedule_setting
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.job import Job
@@ -213,7 +213,7 @@ class JobFactory:
     def _job_options(self, name: str, kind: Kind, entry: ScheduleEntry, given: Mapping[str, Any]) -> JobOptions:
         def resolved() -> JobOptions:
             sources = self._sources(name, kind, entry, given)
-            return job_options(name, kind, sources, self.traits, self.settings, self.store)
+            return job_options(name, kind, sources, self.traits, self.store)
 
         if given or name in self._by_name:
             return self._alike.one(resolved())
@@ -251,7 +251,7 @@ def _span(value: Any) -> Millis | None:
 
 def definitions_of(app: Celery) -> dict[str, Any]:
     """The app's ``beat_schedule`` and Celery's default entries, as a beat of this app has them."""
-    definitions = dict(app.conf.beat_schedule or {})
+    definitions = dict(schedule_setting(app))
     return {**default_definitions(app, definitions), **definitions}
 
 

@@ -206,7 +206,7 @@ class Gate:
         try:
             result = self._keeper.ask(self._start_of(delivery))
         except AnarchonError as error:
-            if self._store.failed():
+            if self._store.failed(error):
                 logger.error("the store cannot be asked whether runs may start; they are held: %s", error)
             return self._hold(delivery)
         if self._store.away:

@@ -37,8 +37,12 @@ class Journal:
 
     def deadline(self, job: Job, slot: Millis) -> float:
         """Monotonic: until when this slot may be published, which is as long as ``max_late`` admits."""
-        due = slots.due_time(job.name, job.timetable, job.options, slot)
-        return self._clock.monotonic() + (due + _reach(job) - self._clock.wall()) / 1000
+        try:
+            due = slots.due_time(job.name, job.timetable, job.options, slot)
+        except Exception:
+            # Told when it is planned; the others of a batch must not pay for it.
+            due = slot
+        return self._clock.monotonic() + (due + reach(job) - self._clock.wall()) / 1000
 
     # --- slots that are this beat's -----------------------------------------------------------------------------------
 
@@ -53,7 +57,7 @@ class Journal:
         if key not in self._held:
             self._held.add(key)
             # Beyond it no plan asks for the slot; where claims are remembered for ever, twice as long as one does.
-            span = self._horizon or 2 * (_reach(job) + job.options.jitter)
+            span = self._horizon or 2 * (reach(job) + job.options.jitter)
             heapq.heappush(self._forgetting, (now + span / 1000, key))
 
     def holds(self, job: Job, slot: Millis) -> bool:
@@ -88,5 +92,6 @@ class Journal:
         return [self._doubted.pop(key)[0] for key in over]
 
 
-def _reach(job: Job) -> Millis:
+def reach(job: Job) -> Millis:
+    """How late a slot may be sent where nobody knows since when a job is scheduled."""
     return CLAIM_ONLY_MAX_LATE if job.options.max_late is None else job.options.max_late

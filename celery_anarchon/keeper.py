@@ -245,10 +245,10 @@ class Keeper:
                     self._backend.worker_seen(self._presence)
                     self._beat_at = self._clock.monotonic() + self._heartbeat
         except AnarchonError as error:
-            if self._outage.failed():
+            if self._outage.failed(error):
                 logger.error("the store is away; runs go on, their ends are kept: %s", error)
-        except Exception:
-            if self._outage.failed():
+        except Exception as error:
+            if self._outage.failed(error):
                 logger.exception("unexpected error in the keeper")
         else:
             if self._outage.away:

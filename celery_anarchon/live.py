@@ -9,6 +9,7 @@ from typing import Any
 
 from celery import Celery
 
+from celery_anarchon.choice import schedule_setting
 from celery_anarchon.clock import Clock
 
 
@@ -90,9 +91,15 @@ def _keys(*keys: Any) -> tuple[Any, ...]:
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
     """The names whose definitions differ from the snapshot *before*."""
     gone = {name for name in before if name not in now}
-    return gone | {
-        name for name, definition in now.items() if name not in before or before[name] != _entry_snapshot(definition)
-    }
+    return gone | {name for name, definition in now.items() if name not in before or _differ(before[name], definition)}
+
+
+def _differ(before: Any, definition: Any) -> bool:
+    try:
+        return bool(before != _entry_snapshot(definition))
+    except Exception:
+        # A value in it cannot be compared: it may be another one.
+        return True
 
 
 class WatchedSchedule:
@@ -114,9 +121,10 @@ class WatchedSchedule:
         self._attach()
 
     def _attach(self) -> None:
-        self._given = self._app.conf.beat_schedule or {}
-        self._given_before = snapshot(self._given)
-        self.current = CountingDict(self._given)
+        given = schedule_setting(self._app)
+        before, current = snapshot(given), CountingDict(given)
+        # Only now, when nothing can fail any more: else half of it would be of the old one.
+        self._given, self._given_before, self.current = given, before, current
         self._app.conf.beat_schedule = self.current
         # One picture for both, as long as nothing changes: in most processes that is for ever.
         self._before = self._given_before

@@ -18,7 +18,7 @@ from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.clock import Clock
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
 from celery_anarchon.job import Job
-from celery_anarchon.model import Millis
+from celery_anarchon.model import Millis, Terms
 from celery_anarchon.options import Settings
 from celery_anarchon.publishing import BrokerAway, Builder, Dispatch, NotOneStep, PublishUnclear
 
@@ -35,6 +35,8 @@ class Ask(NamedTuple):
     """What its record will have if it is won."""
     due: Millis | None = None
     """When it fell due, where that is not the slot."""
+    terms: Terms | None = None
+    """What the run is followed by, if it is."""
 
 
 Message = Enqueue | Exception | None
@@ -146,7 +148,7 @@ class OneStep:
         numbers = [
             number
             for number, ask in enumerate(asks)
-            if self.others_are_faster or not (alone or self.builder.quick(ask.job))
+            if self.others_are_faster or not (alone or self.builder.quick(ask.job, ask.terms))
         ]
         if numbers:
             places = [(asks[number].job.name, asks[number].slot) for number in numbers]
@@ -171,7 +173,7 @@ class OneStep:
 
     def _message(self, ask: Ask) -> Message:
         job, wall = ask.job, self._clock.wall()
-        make = self.builder.quick(job) if ask.attempt == 1 else None
+        make = self.builder.quick(job, ask.terms) if ask.attempt == 1 else None
         if make is None:
             if not self.builder.takes(job):
                 return None
@@ -179,7 +181,9 @@ class OneStep:
         late = max(0, wall - (ask.slot if ask.due is None else ask.due))
         run_id = wire.run_id(self._namespace, job.name, ask.slot)
         try:
-            commands = make(Dispatch(job=job, slot=ask.slot, attempt=ask.attempt, run_id=run_id, late=late))
+            commands = make(
+                Dispatch(job=job, slot=ask.slot, attempt=ask.attempt, run_id=run_id, late=late, terms=ask.terms)
+            )
         except (BrokerAway, PublishUnclear, NotOneStep):
             # Nothing is out yet. What is won is published as ever, and says then what is wrong.
             return None

@@ -222,9 +222,7 @@ class OptionSources:
     """``anarchon_<option>``, without the prefix."""
 
 
-def job_options(
-    job: str, kind: Kind, sources: OptionSources, traits: Traits, settings: Settings, store: str = THIS_STORE
-) -> JobOptions:
+def job_options(job: str, kind: Kind, sources: OptionSources, traits: Traits, store: str = THIS_STORE) -> JobOptions:
     """The options of *job*: each from the strongest source that names it.
 
     What is written for this very job (entry, ``anarchon_jobs``) must be honoured or is refused; a default for all jobs

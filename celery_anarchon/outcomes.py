@@ -1,7 +1,7 @@
 """What Celery's request callbacks mean for a run: success, failure, retry, a cut-off, a lost worker.
 
 Each callback goes on to do what it does in stock Celery, acknowledgements included; the run's end is told afterwards,
-through the keeper. The first end counts.
+through the keeper, also where that has raised: the body has ended all the same. The first end counts.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
     on_retry, revoked, cancelled = request.on_retry, request._announce_revoked, request._announce_cancelled
 
     def succeeded(outcome: Any, **kwargs: Any) -> Any:
-        answer = on_success(outcome, **kwargs)
-        # A failure has gone through `failed` by now, and the first end counts.
-        if _was_killed(outcome):
-            _killed(request, held, keeper)
-        elif not outcome[0]:
-            keeper.settle(held, RunState.SUCCEEDED)
-        return answer
+        try:
+            return on_success(outcome, **kwargs)
+        finally:
+            # A failure has gone through `failed` by now, and the first end counts.
+            if _was_killed(outcome):
+                _killed(request, held, keeper)
+            elif not outcome[0]:
+                keeper.settle(held, RunState.SUCCEEDED)
 
     def failed(info: Any, *args: Any, **kwargs: Any) -> Any:
         retried = _watch_retry_of_lost_worker(request)
@@ -52,21 +53,24 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
             _end(request, held, terms, keeper, _unwrapped(info.exception))
 
     def timed_out(soft: bool, timeout: Any) -> Any:
-        answer = on_timeout(soft, timeout)
-        if not soft:
-            keeper.settle(held, RunState.TIMED_OUT, "time-limit")
-        return answer
+        try:
+            return on_timeout(soft, timeout)
+        finally:
+            if not soft:
+                keeper.settle(held, RunState.TIMED_OUT, "time-limit")
 
     def retried(info: Any) -> Any:
-        answer = on_retry(info)
-        keeper.retry(held, delay_of(_unwrapped(info.exception)))
-        return answer
+        try:
+            return on_retry(info)
+        finally:
+            keeper.retry(held, delay_of(_unwrapped(info.exception)))
 
     def was_revoked(*args: Any, **kwargs: Any) -> Any:
-        answer = revoked(*args, **kwargs)
-        expired = bool(args and args[0] == "expired")
-        keeper.settle(held, RunState.FAILED, "expired" if expired else "revoked")
-        return answer
+        try:
+            return revoked(*args, **kwargs)
+        finally:
+            expired = bool(args and args[0] == "expired")
+            keeper.settle(held, RunState.FAILED, "expired" if expired else "revoked")
 
     def was_cancelled(*args: Any, **kwargs: Any) -> Any:
         # The body may still have a moment to live: released when the pool says that it has stopped, or when all has.

@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 from celery import schedules as stock
 
+from celery_anarchon import wire
 from celery_anarchon.appzones import app_zone, named, named_zone
 from celery_anarchon.durations import parse_duration
 from celery_anarchon.errors import ConfigurationError
@@ -137,8 +138,7 @@ class at(_TimetableSchedule):
     def __init__(self, when: datetime | str) -> None:
         if isinstance(when, str):
             with contextlib.suppress(ValueError):
-                # Python 3.10 does not read the Z.
-                when = datetime.fromisoformat(when[:-1] + "+00:00" if when[-1:] in ("Z", "z") else when)
+                when = wire.read_datetime(when)
         if not isinstance(when, datetime):
             raise ConfigurationError(f"at(): write a datetime or its ISO text, such as 2026-03-29T02:30, not {when!r}")
         self.when = when

@@ -78,6 +78,7 @@ class Planning:
         except Exception as error:
             self._fanout.emit(events.JobTrouble(job=watched.job.name, error=error))
             watched.not_before = now + self._longest
+            self._agenda.look_at(watched, watched.not_before)
             return []
 
     def _of_slots(self, watched: Watched, now: Millis) -> list[Want]:

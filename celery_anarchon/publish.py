@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import select
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from celery_anarchon import wire
 from celery_anarchon.entries import CANVAS, OPTIONS_KEY
-from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
+from celery_anarchon.publishing import BrokerAway, BrokerForbids, Dispatch, PublishUnclear
 
 CONNECT_TIMEOUT = 4.0
 """Seconds for all addresses of a broker together."""
@@ -31,6 +31,10 @@ _REFUSAL_CLASSES = frozenset(
 )
 """How Redis says that it surely did not write, for its own sake and not the message's; its driver cuts words that it
 has a class for."""
+
+
+_NO_ENTRY_CLASSES = frozenset({"AuthenticationError", "AuthorizationError", "AccessRefused", "NotAllowed"})
+"""How the drivers of Redis and AMQP say that a server does not let one in."""
 
 
 class CeleryPublisher:
@@ -62,7 +66,8 @@ class CeleryPublisher:
         except Exception as error:
             # Whatever it is (refused, unknown host, wrong password): without a connection nothing was sent.
             self._drop()
-            raise BrokerAway(str(error) or repr(error)) from error
+            kind = BrokerForbids if _is_one_of(_NO_ENTRY_CLASSES, error) else BrokerAway
+            raise kind(str(error) or repr(error)) from error
 
     def _connect(self) -> None:
         connection: Connection = self.app.connection_for_write()
@@ -121,8 +126,10 @@ class CeleryPublisher:
         """See :class:`~celery_anarchon.publishing.Publisher`."""
         if self._producer is None:
             self.check()
+        # Apart from what follows: these run code of the user's, whose errors may look like a connection's.
+        args, kwargs = _arguments(dispatch)
         try:
-            self.send(dispatch)
+            self._send(dispatch, args, kwargs)
         except IrrecoverableChannelError:
             # The broker's no to this very message (no such exchange, access refused): the channel is gone, that is all.
             self._drop()
@@ -138,20 +145,19 @@ class CeleryPublisher:
     @staticmethod
     def is_refusal(error: BaseException) -> bool:
         """Whether a broker surely did not write, for its own sake and not the message's."""
-        return any(
-            _REFUSALS.search(str(one)) or not _REFUSAL_CLASSES.isdisjoint(_classes(one)) for one in _with_cause(error)
-        )
+        return _is_one_of(_REFUSAL_CLASSES, error) or any(_REFUSALS.search(str(one)) for one in _with_cause(error))
 
     @staticmethod
     def is_reply(error: BaseException) -> bool:
         """Whether Redis answered, and answered no: surely not sent, and not for the broker's sake."""
-        return any("ResponseError" in _classes(one) for one in _with_cause(error))
+        return _is_one_of({"ResponseError"}, error)
 
     def send(self, dispatch: Dispatch) -> None:
         """Hand the message to Celery, over the connection as it is. Raises whatever that raises."""
+        self._send(dispatch, *_arguments(dispatch))
+
+    def _send(self, dispatch: Dispatch, args: list[Any], kwargs: dict[str, Any]) -> None:
         entry: ScheduleEntry = dispatch.job.payload
-        args = [_now(value) for value in entry.args or ()]
-        kwargs = {key: _now(value) for key, value in (entry.kwargs or {}).items()}
         options = self._options(dispatch, entry)
         if entry.task in CANVAS:
             self._send_canvas(entry, args, kwargs, options)
@@ -184,8 +190,11 @@ class CeleryPublisher:
             late=dispatch.late,
             beat=self.label,
         )
-        if dispatch.job.terms is not None:
-            header.update(wire.terms_header(dispatch.job.terms, dispatch.job.options.when_unknown))
+        if dispatch.terms is not None:
+            header.update(wire.terms_header(dispatch.terms, dispatch.job.options.when_unknown))
+        elif dispatch.job.options.on_unknown is not None:
+            # A worker that asks may be there all the same.
+            header["on_unknown"] = str(dispatch.job.options.on_unknown)
         if dispatch.attempt > 1 and not isinstance(options.get("expires"), (int, float)):
             # It bounds the first start only: a later attempt would expire on arrival (protocol H9).
             options.pop("expires", None)
@@ -228,6 +237,13 @@ class CeleryPublisher:
             del self.app.producer_or_acquire
 
 
+def _arguments(dispatch: Dispatch) -> tuple[list[Any], dict[str, Any]]:
+    """What the task is called with, as of now."""
+    entry: ScheduleEntry = dispatch.job.payload
+    args = [_now(value) for value in entry.args or ()]
+    return args, {key: _now(value) for key, value in (entry.kwargs or {}).items()}
+
+
 def _now(value: Any) -> Any:
     return value() if isinstance(value, BeatLazyFunc) else value
 
@@ -239,8 +255,8 @@ def _with_cause(error: BaseException) -> Iterator[BaseException]:
         yield error.__cause__
 
 
-def _classes(error: BaseException) -> set[str]:
-    return {kind.__name__ for kind in type(error).__mro__}
+def _is_one_of(names: Set[str], error: BaseException) -> bool:
+    return any(kind.__name__ in names for one in _with_cause(error) for kind in type(one).__mro__)
 
 
 def _defaults_for(connection: Connection) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from celery_anarchon.backends.base import Command
 from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.job import Job
-from celery_anarchon.model import Millis
+from celery_anarchon.model import Millis, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,16 @@ class Dispatch:
     run_id: str
     """The task id: the same for every attempt and every repeated publish."""
     late: Millis
+    terms: Terms | None = None
+    """What its record is followed by: the message must say what the record does (see :class:`~.model.Terms`)."""
 
 
 class BrokerAway(Exception):
     """The broker could not be reached and nothing was sent: sure."""
+
+
+class BrokerForbids(BrokerAway):
+    """It was reached, and lets this beat not in: a wrong password, a virtual host that is not there."""
 
 
 class PublishUnclear(Exception):
@@ -43,8 +49,8 @@ class NothingToSend(Exception):
 class Publisher(Protocol):
     """Sends messages.
 
-    Any exception of :meth:`publish` other than the two above is the message's own fault: it was not sent, and it would
-    not be the next time either.
+    Any exception of :meth:`publish` but :class:`BrokerAway` and :class:`PublishUnclear` is the message's own fault: it
+    was not sent, and it would not be the next time either.
     """
 
     def check(self) -> None:
@@ -84,9 +90,9 @@ class Builder(Protocol):
     def takes(self, job: Job) -> bool:
         """Whether messages of *job* can be made so; others are published."""
 
-    def quick(self, job: Job) -> Callable[[Dispatch], tuple[Command, ...]] | None:
-        """What makes the next message of *job* at next to no cost, if it is of its first attempt; None: there is
-        nothing."""
+    def quick(self, job: Job, terms: Terms | None) -> Callable[[Dispatch], tuple[Command, ...]] | None:
+        """What makes the next message of *job* at next to no cost, if it is of its first attempt and has these terms;
+        None: there is nothing."""
 
     def build(self, dispatch: Dispatch) -> tuple[Command, ...]:
         """One message, not sent. Any exception but those below is the message's own fault.

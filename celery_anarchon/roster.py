@@ -14,15 +14,16 @@ from celery_anarchon.agenda import Watched
 from celery_anarchon.backends.base import Beat, ClaimBackend, Keep, LeaseBackend, Registration, Sighting
 from celery_anarchon.backends.runs import RunBackend
 from celery_anarchon.job import Job
-from celery_anarchon.model import Millis
-from celery_anarchon.options import CLAIM_ONLY_MAX_LATE, Settings
+from celery_anarchon.journal import reach
+from celery_anarchon.model import Millis, Terms
+from celery_anarchon.options import Settings
 from celery_anarchon.skew import FleetClock
 from celery_anarchon.zonedata import as_text, disagreements, fingerprints, zones_of
 
 TIDY_BATCH = 500
 
-WORKER_LIVES = 3
-"""A worker that was not seen for so many heartbeats is not there."""
+LIVES = 3
+"""A beat or worker that was not seen for so many heartbeats is not there: it is dead, or cannot reach the store."""
 
 PATIENCE = 6
 """Heartbeats that a fleet may be without workers before it is said."""
@@ -89,6 +90,10 @@ class Roster:
         now = self._clock.wall()
         return [Registration(since=_looking_back(job, now), last=None) for job in jobs]
 
+    def terms_of(self, job: Job) -> Terms | None:
+        """What a run of *job* that is claimed now is followed by, if it is: claim and message must say the same."""
+        return job.terms if job.options.needs_workers or self.had_workers else None
+
     @property
     def registers(self) -> bool:
         """Whether the store knows since when a job is scheduled."""
@@ -135,7 +140,7 @@ class Roster:
         )
         backend = self._backend
         self._clock.compare(lambda: backend.beat_seen(me))
-        living = backend.beats(within=3 * self._settings.heartbeat)
+        living = backend.beats(within=LIVES * self._settings.heartbeat)
         others = [beat for beat in living if beat.owner != self._owner]
         self.others_live = bool(others)
         owners = sorted({self._owner, *(beat.owner for beat in living)})
@@ -157,9 +162,7 @@ class Roster:
             self.had_workers = backend.ever_had_workers()
         if self._needy and self._looks_left:
             # Not at the first look: workers and beats are often started together.
-            self._looks_left = (
-                0 if backend.workers(within=WORKER_LIVES * self._settings.heartbeat) else self._looks_left - 1
-            )
+            self._looks_left = 0 if backend.workers(within=LIVES * self._settings.heartbeat) else self._looks_left - 1
             if self._looks_left == 1:
                 self._looks_left = 0
                 self._fanout.emit(events.NoWorkers(jobs=self._needy))
@@ -215,7 +218,6 @@ def _looking_back(job: Job, now: Millis) -> Millis:
 
     The slots before that one are neither sent nor noted: others may have sent them, and nobody can tell.
     """
-    reach = CLAIM_ONLY_MAX_LATE if job.options.max_late is None else job.options.max_late
     try:
         last = slots.last_due(job.name, job.timetable, job.options, now)
         if last is None:
@@ -224,4 +226,4 @@ def _looking_back(job: Job, now: Millis) -> Millis:
     except Exception:
         # A timetable that fails is told when it is planned, and is one job's trouble.
         return now
-    return last if now - due > reach else last - 1
+    return last if now - due > reach(job) else last - 1

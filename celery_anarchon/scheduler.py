@@ -16,7 +16,7 @@ from celery_anarchon.building import CeleryBuilder
 from celery_anarchon.choice import APPS_OWN, app_name, choose_backend
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.dispatcher import Dispatcher
-from celery_anarchon.entries import JobFactory, default_definitions, jobs_of
+from celery_anarchon.entries import JobFactory, default_definitions
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.interrupts import held_back
 from celery_anarchon.job import Job
@@ -25,8 +25,6 @@ from celery_anarchon.onestep import OneStep
 from celery_anarchon.options import late_warning
 from celery_anarchon.publish import CeleryPublisher
 from celery_anarchon.zonedata import packaged
-
-__all__ = ["Scheduler", "jobs_of"]
 
 logger = logging.getLogger("celery_anarchon.beat")
 
@@ -49,6 +47,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self.fanout.add(beatlog.log_event, beatlog.wants)
         self._jobs: dict[str, Job] = {}
         self._stop_signals: list[int] = []
+        self._unread = ""
+        """Why changes could not be taken in at the last look."""
         super().__init__(app, *args, lazy=lazy, **kwargs)
 
     # --- start --------------------------------------------------------------------------------------------------------
@@ -123,7 +123,23 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
     schedule = property(get_schedule, set_schedule)
 
     def _see_changes(self) -> None:
-        """Take in what this process changed. A definition that has turned bad is one job's trouble."""
+        """Take in what this process changed; whatever that raises, beat goes on with the schedule that it has."""
+        try:
+            self._take_changes()
+        except Exception as error:
+            # Said once, not at every tick until somebody has mended it.
+            if repr(error) != self._unread:
+                logger.error(
+                    "the schedule cannot be read, the one before goes on: %s",
+                    error,
+                    exc_info=None if isinstance(error, ConfigurationError) else error,
+                )
+            self._unread = repr(error)
+        else:
+            self._unread = ""
+
+    def _take_changes(self) -> None:
+        """A definition that has turned bad is one job's trouble."""
         changed = self._definitions.changed()
         for name in changed:
             if name in self._definitions.current:

@@ -5,19 +5,25 @@ from __future__ import annotations
 from celery_anarchon import events
 from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.backends.runs import RunBackend
+from celery_anarchon.model import Run, RunState
 
 IN_A_ROW = 5
 """Skipped slots after which a person should know: a run that takes one interval longer is ordinary."""
 
 
 class Skips:
-    """Counts a job's skipped slots since its last one that was won here."""
+    """Counts a job's skipped slots of which this beat heard.
+
+    That is a reason to look, no more: the other beats' slots of that job, sent or skipped, are not among them.
+    """
 
     def __init__(self, backend: ClaimBackend, fanout: events.Fanout) -> None:
         self._backend = backend if isinstance(backend, RunBackend) else None
         self._fanout = fanout
         self._counts: dict[str, int] = {}
         self._to_tell: list[str] = []
+        self._told: dict[str, str] = {}
+        """Job -> the run that was named."""
 
     def won(self, job: str) -> None:
         self._counts.pop(job, None)
@@ -25,12 +31,23 @@ class Skips:
     def skipped(self, job: str) -> None:
         count = self._counts[job] = self._counts.get(job, 0) + 1
         if count == IN_A_ROW:
+            del self._counts[job]
             self._to_tell.append(job)
 
     def tell(self) -> None:
         """Name who holds the jobs that have come to it. Raises what the store raises."""
         while self._backend is not None and self._to_tell:
-            living = self._backend.living(self._to_tell[0])
+            run = self._blocking(self._backend, self._to_tell[0])
             job = self._to_tell.pop(0)
-            if living:
-                self._fanout.emit(events.Blocked(job=job, skipped=IN_A_ROW, run=living[0]))
+            if run is not None and self._told.get(job) != run.run_id:
+                self._told[job] = run.run_id
+                self._fanout.emit(events.Blocked(job=job, skipped=IN_A_ROW, run=run))
+
+    @staticmethod
+    def _blocking(backend: RunBackend, job: str) -> Run | None:
+        """The living run for which the latest slots of *job* were skipped, all of them."""
+        latest = backend.history(job, IN_A_ROW)
+        holders = {run.blocked_by if run.state is RunState.SKIPPED else None for run in latest}
+        if len(latest) < IN_A_ROW or len(holders) > 1:
+            return None
+        return next((run for run in backend.living(job) if run.run_id in holders), None)

@@ -40,9 +40,7 @@ class Plan:
     superseded: Cut = Cut()
     """Missed, and a newer missed slot is sent instead."""
     cursor: Millis
-    """Once `send` is decided, every slot at or below this is decided."""
-    more: bool = False
-    """`send` was cut at its limit; plan again from its last slot."""
+    """Once `send` is decided, every slot at or below this is decided. Where `send` was cut at its limit, its last."""
 
 
 def delay_of(job: str, slot: Millis, jitter: Millis, next_slot: Millis | None) -> Millis:
@@ -128,7 +126,6 @@ def plan(
         not_caught_up=not_caught_up,
         superseded=superseded,
         cursor=newest if len(send) <= limit else send[limit - 1],
-        more=len(send) > limit,
     )
 
 

@@ -6,22 +6,26 @@ taken over is the dispatcher's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from celery_anarchon import events, slots
 from celery_anarchon.backends.base import ClaimBackend, ClaimResult, Enqueue, LapsedClaim, LeaseBackend, Takeover
 from celery_anarchon.backends.runs import JOB_REMOVED, LapsedEnd, RunBackend, Waiting
 from celery_anarchon.clock import Clock
+from celery_anarchon.errors import BackendUnavailable
 from celery_anarchon.job import Job
-from celery_anarchon.model import Answer, Coalesce, Millis, RunState
+from celery_anarchon.model import Answer, Coalesce, Millis, RunState, Terms
 from celery_anarchon.onestep import Ask, Message, OneStep
 from celery_anarchon.options import Settings
 from celery_anarchon.pulse import STALL
+from celery_anarchon.wants import Ready
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class TakenOver:
     """A lapsed claim that is now this beat's: publish it, or end it as `end`, for `reason`; or it is sent already."""
 
     job: Job
@@ -30,6 +34,8 @@ class Taken:
     abandoned: bool
     started: bool
     """A worker had it."""
+    terms: Terms | None
+    """What it is followed by."""
     deadline: float
     """Monotonic: when the lease may be over again."""
     end: RunState | None = None
@@ -40,16 +46,28 @@ class Taken:
     """Why it has no message, and will not have one."""
 
 
+class _Judged(NamedTuple):
+    """A lapsed claim that this beat may go on with, and how: as in :class:`TakenOver`."""
+
+    claim: LapsedClaim
+    job: Job
+    terms: Terms | None
+    end: RunState | None
+    reason: str
+
+
 def verdict_on(lapsed: LapsedClaim, job: Job, now: Millis) -> tuple[RunState | None, str]:
     """What becomes of a lapsed claim: (None, "") to publish it, or the end and its reason.
 
     A claim whose holder died is a promise already made, so it is sent. One that was abandoned for lack of a broker is,
     once that is more than a slow moment, an open missed slot like its neighbours: under ``coalesce="latest"`` it gives
-    way to a newer slot that has come.
+    way to a newer slot that has come. Raises what the job's timetable raises.
     """
-    if lapsed.state is RunState.RUNNING:
+    if lapsed.state is RunState.RUNNING or lapsed.attempt > 1:
+        # A body of it has started, so an attempt is owed; it may be abandoned because a worker gave it back.
         return None, ""
-    if lapsed.attempt == 1 and too_late(job, lapsed.slot, now):
+    until = latest_start(job, lapsed.slot)
+    if until is not None and now > until:
         return RunState.MISFIRE, "max-late"
     if lapsed.abandoned and now - lapsed.slot > STALL and job.options.coalesce is Coalesce.LATEST:
         newest = slots.last_due(job.name, job.timetable, job.options, now)
@@ -58,11 +76,11 @@ def verdict_on(lapsed: LapsedClaim, job: Job, now: Millis) -> tuple[RunState | N
     return None, ""
 
 
-def too_late(job: Job, slot: Millis, now: Millis) -> bool:
-    """Whether a first publish of this slot would break the job's ``max_late``."""
+def latest_start(job: Job, slot: Millis) -> Millis | None:
+    """When a first publish of this slot still keeps the job's ``max_late``."""
     if job.options.max_late is None:
-        return False
-    return now - slots.due_time(job.name, job.timetable, job.options, slot) > job.options.max_late
+        return None
+    return slots.due_time(job.name, job.timetable, job.options, slot) + job.options.max_late
 
 
 def end_of(lapsed: LapsedClaim, *, known: bool, agreed: bool, had_workers: bool) -> tuple[RunState, str] | None:
@@ -105,6 +123,7 @@ class Sweeper:
         settings: Settings,
         clock: Clock,
         job_named: Callable[[str], Job | None],
+        terms_of: Callable[[Job], Terms | None],
         fanout: events.Fanout,
         one_step: OneStep,
         *,
@@ -118,6 +137,7 @@ class Sweeper:
         self._settings = settings
         self._clock = clock
         self._job_named = job_named
+        self._terms_of = terms_of
         self._owner = owner
         self._label = label
         self._size = settings.batch
@@ -126,6 +146,10 @@ class Sweeper:
         """Slots that waited, of jobs that this beat does not know."""
         self._left: dict[tuple[str, Millis], float] = {}
         """Slots abandoned here, and until when they are left to other beats (protocol R9)."""
+        self._unanswered: list[LapsedClaim] = []
+        """What this beat wanted to take over, and no answer came: it may be its own, and lapsed for nobody."""
+        self._failing: set[str] = set()
+        """Jobs whose timetables failed when they were looked at last."""
 
     def next_at(self) -> float | None:
         """The monotonic time of the next look."""
@@ -150,18 +174,35 @@ class Sweeper:
         """What this beat lacked is back: it may go on with what it abandoned."""
         self._left.clear()
 
-    def ready(self) -> list[tuple[Job, Millis]]:
+    def ready(self) -> list[Ready]:
         """Slots of known jobs that waited for another run and may be claimed now."""
         if self._runs is None:
             return []
         found = [(slot, self._job_named(slot.job)) for slot in self._runs.waiting(self._settings.batch)]
         self._waits_in_vain = [_in_vain(slot) for slot, job in found if job is None]
-        return [(job, slot.slot) for slot, job in found if job is not None]
+        ready = []
+        for slot, job in found:
+            if job is not None:
+                with self._apart(job):
+                    ready.append(Ready(job, slot.slot, latest_start(job, slot.slot)))
+        return ready
 
-    def in_time(self, job: Job, slot: Millis) -> bool:
-        return not too_late(job, slot, self._clock.wall())
+    def in_time(self, slot: Ready) -> bool:
+        return slot.in_time(self._clock.wall())
 
-    def take_over(self, *, others_live: bool, agreed: bool = False) -> list[Taken]:
+    @contextmanager
+    def _apart(self, job: Job) -> Iterator[None]:
+        """What fails within is this one job's trouble, told once until it works again. The store is not away for it."""
+        try:
+            yield
+        except Exception as error:
+            if job.name not in self._failing:
+                self._fanout.emit(events.JobTrouble(job=job.name, error=error))
+            self._failing.add(job.name)
+        else:
+            self._failing.discard(job.name)
+
+    def take_over(self, *, others_live: bool, agreed: bool = False) -> list[TakenOver]:
         """Take over what lapsed, longest lapsed first, one batch at most, and end what nobody can go on with. Another
         sweeper may be faster with any.
 
@@ -169,39 +210,47 @@ class Sweeper:
         """
         if self._backend is None:
             return []
+        # First of all: what fails below is not tried again at once.
+        self.wait()
         found = self._backend.lapsed(self._size)
         lapsed = found if self._runs is None else self._end(self._runs, found, agreed)
         now = self._clock.monotonic()
         self._left = {key: until for key, until in self._left.items() if until > now and others_live}
-        known = [
-            (claim, job)
-            for claim in lapsed
-            if (claim.job, claim.slot) not in self._left and (job := self._job_named(claim.job)) is not None
-        ][: self._settings.batch]
+        listed = {(claim.job, claim.slot) for claim in lapsed} if self._unanswered else ()
+        known = self._judge([*(one for one in self._unanswered if (one.job, one.slot) not in listed), *lapsed])
         full = len(found) == self._size
         if known:
             self._size = self._settings.batch
         elif full:
             # All of it is for others to do: look further at once, or what is ours would never come up.
             self._size *= 2
-        else:
-            self.wait()
+            self.look_now()
         if not known:
             return []
-        deadline = now + self._settings.lease / 1000
-        wall = self._clock.wall()
-        verdicts = [verdict_on(claim, job, wall) for claim, job in known]
-        messages = self._messages(known, verdicts)
+        messages = self._messages(known)
+        deadline = self._clock.monotonic() + self._settings.lease / 1000
         taken = [
-            self._taken(claim, job, result, deadline, verdict, message)
-            for (claim, job), verdict, message, result in zip(
-                known, verdicts, messages, self._take(known, messages), strict=True
-            )
+            self._taken_over(judged, result, deadline, message)
+            for judged, message, result in zip(known, messages, self._ask(known, messages), strict=True)
             if result is not None
         ]
-        if not (taken and full):
-            self.wait()
+        if taken and full:
+            self.look_now()
         return taken
+
+    def _judge(self, lapsed: Sequence[LapsedClaim]) -> list[_Judged]:
+        """What this beat may go on with, one batch at most."""
+        wall = self._clock.wall()
+        judged: list[_Judged] = []
+        for claim in lapsed:
+            job = self._job_named(claim.job)
+            if job is None or (claim.job, claim.slot) in self._left:
+                continue
+            with self._apart(job):
+                judged.append(_Judged(claim, job, self._terms(claim, job), *verdict_on(claim, job, wall)))
+            if len(judged) == self._settings.batch:
+                break
+        return judged
 
     def _end(self, runs: RunBackend, lapsed: Sequence[LapsedClaim], agreed: bool) -> list[LapsedClaim]:
         """End what is to end; the rest."""
@@ -235,22 +284,35 @@ class Sweeper:
                 )
         return rest
 
-    def _messages(
-        self, known: Sequence[tuple[LapsedClaim, Job]], verdicts: Sequence[tuple[RunState | None, str]]
-    ) -> list[Message]:
+    def _messages(self, known: Sequence[_Judged]) -> list[Message]:
         asks = [
             # It was granted to a body, or is only a promise: the header must say what the record will.
-            Ask(job, claim.slot, claim.attempt + (claim.state is RunState.RUNNING))
-            for (claim, job), (end, _) in zip(known, verdicts, strict=True)
+            Ask(job, claim.slot, claim.attempt + (claim.state is RunState.RUNNING), terms=terms)
+            for claim, job, terms, end, _ in known
             if end is None
         ]
         made = iter(self._one_step.messages(asks))
-        return [next(made) if end is None else None for end, _ in verdicts]
+        return [next(made) if judged.end is None else None for judged in known]
 
-    def _take(
-        self, known: Sequence[tuple[LapsedClaim, Job]], messages: Sequence[Message]
-    ) -> Sequence[ClaimResult | None]:
-        wishes = [self._wish(claim, message) for (claim, _), message in zip(known, messages, strict=True)]
+    def _terms(self, claim: LapsedClaim, job: Job) -> Terms | None:
+        """A run that a worker had is followed, whatever its beat knew of workers."""
+        had = claim.state is RunState.RUNNING or claim.attempt > 1
+        return job.terms if had else self._terms_of(job)
+
+    def _ask(self, known: Sequence[_Judged], messages: Sequence[Message]) -> Sequence[ClaimResult | None]:
+        try:
+            results = self._take(known, messages)
+        except BackendUnavailable:
+            raise
+        except Exception:
+            # Asked again as the same owner, for the answer that was lost.
+            self._unanswered = [judged.claim for judged in known]
+            raise
+        self._unanswered = []
+        return results
+
+    def _take(self, known: Sequence[_Judged], messages: Sequence[Message]) -> Sequence[ClaimResult | None]:
+        wishes = [self._wish(judged.claim, message) for judged, message in zip(known, messages, strict=True)]
         if any(wish.enqueue is not None for wish in wishes):
             return self._one_step.store.takeover_and_send(wishes)
         assert self._backend is not None
@@ -270,21 +332,15 @@ class Sweeper:
         )
 
     @staticmethod
-    def _taken(
-        claim: LapsedClaim,
-        job: Job,
-        result: ClaimResult,
-        deadline: float,
-        verdict: tuple[RunState | None, str],
-        message: Message,
-    ) -> Taken:
-        end, reason = verdict
-        return Taken(
+    def _taken_over(judged: _Judged, result: ClaimResult, deadline: float, message: Message) -> TakenOver:
+        claim, job, terms, end, reason = judged
+        return TakenOver(
             job=job,
             slot=claim.slot,
             attempt=result.attempt,
             abandoned=claim.abandoned,
             started=claim.state is RunState.RUNNING,
+            terms=terms,
             deadline=deadline,
             end=end,
             reason=reason,

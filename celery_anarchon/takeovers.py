@@ -8,7 +8,7 @@ from __future__ import annotations
 from celery_anarchon import events
 from celery_anarchon.claiming import Claiming
 from celery_anarchon.model import RunState
-from celery_anarchon.sweeper import Sweeper, Taken
+from celery_anarchon.sweeper import Sweeper, TakenOver
 from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Won
 
@@ -26,12 +26,13 @@ class Takeovers:
         """Of what lapsed, what this beat took over."""
         won = []
         for claim in self._sweeper.take_over(others_live=others_live, agreed=agreed):
-            item = Won(claim.job, claim.slot, claim.attempt, claim.deadline, late=claim.late, error=claim.error)
+            item = Won(claim.job, claim.slot, claim.attempt, claim.deadline)
+            item.terms, item.late, item.error = claim.terms, claim.late, claim.error
             if self._goes_on(claim, item):
                 won.append(item)
         return won
 
-    def _goes_on(self, claim: Taken, item: Won) -> bool:
+    def _goes_on(self, claim: TakenOver, item: Won) -> bool:
         self._fanout.emit(
             events.TookOver(
                 job=claim.job.name,
@@ -48,11 +49,12 @@ class Takeovers:
 
     def waiting(self) -> list[Won]:
         """Slots that waited for the end of a run, now that it has ended."""
-        ready = self._sweeper.ready()
-        in_time = [self._sweeper.in_time(job, slot) for job, slot in ready]
+        found = [*self._claiming.unanswered.waiting(), *self._sweeper.ready()]
+        ready = {(slot.job.name, slot.slot): slot for slot in found}
+        in_time = [self._sweeper.in_time(slot) for slot in ready.values()]
         won = []
-        for item in self._claiming.ask_for_waiting(ready, in_time):
-            if item.late is not None or self._sweeper.in_time(item.job, item.slot):
+        for item in self._claiming.ask_for_waiting(list(ready.values()), in_time):
+            if item.late is not None or self._sweeper.in_time(ready[item.job.name, item.slot]):
                 won.append(item)
             else:
                 self._unsent.give_up(item, RunState.MISFIRE, "max-late")

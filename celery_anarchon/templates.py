@@ -28,6 +28,7 @@ from kombu.utils.json import dumps, loads
 from celery_anarchon import wire
 from celery_anarchon.backends.base import Command
 from celery_anarchon.job import Job
+from celery_anarchon.model import Terms
 from celery_anarchon.publishing import Dispatch
 
 KEPT = 20_000
@@ -43,8 +44,11 @@ _PLAIN = (type(None), bool, int, float, str, bytes, date, datetime, timedelta, D
 class _Template:
     """One job's. What varies stands between the pieces."""
 
-    def __init__(self, job: Job, key: str | bytes | int, pieces: list[bytes], rest: tuple[Command, ...]) -> None:
+    def __init__(
+        self, job: Job, terms: Terms | None, key: str | bytes | int, pieces: list[bytes], rest: tuple[Command, ...]
+    ) -> None:
         self.job = job
+        self.terms = terms
         self.given = copy.deepcopy(_given(job))
         self.used = time.monotonic()
         self._key = key
@@ -76,14 +80,17 @@ class Templates:
         self._app = app
         self._known: OrderedDict[str, _Template] = OrderedDict()
 
-    def find(self, job: Job) -> Callable[[Dispatch], tuple[Command, ...]] | None:
-        """What makes messages of *job* as it is now, where there is a template. For the first attempt only: later ones
-        have their own rules."""
+    def find(self, job: Job, terms: Terms | None) -> Callable[[Dispatch], tuple[Command, ...]] | None:
+        """What makes messages of *job* as it is now, with those terms, where there is a template. For the first attempt
+        only: later ones have their own rules."""
         found = self._known.get(job.name)
         if found is None or _is_listened_to():
             return None
         if found.job is not job or found.given != _given(job):
             del self._known[job.name]
+            return None
+        if found.terms is not terms:
+            # The first worker was seen since: from now on runs are followed.
             return None
         found.used = time.monotonic()
         self._known.move_to_end(job.name)
@@ -98,7 +105,7 @@ class Templates:
             return
         pieces = _pieces(dispatch, str(first[2]))
         if pieces is not None:
-            self._known[dispatch.job.name] = _Template(dispatch.job, first[1], pieces, tuple(rest))
+            self._known[dispatch.job.name] = _Template(dispatch.job, dispatch.terms, first[1], pieces, tuple(rest))
 
     def _has_room(self) -> bool:
         if len(self._known) < KEPT:

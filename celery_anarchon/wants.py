@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from celery_anarchon.agenda import Watched
 from celery_anarchon.backends.base import GivenUp, Hold
 from celery_anarchon.job import Job
-from celery_anarchon.model import Millis, RunState
+from celery_anarchon.model import Millis, RunState, Terms
 
 T = TypeVar("T")
 
@@ -27,6 +27,18 @@ class Want:
     """When it fell due, where that is not the slot."""
 
 
+class Ready(NamedTuple):
+    """A slot that waited for the end of a run, and may go on."""
+
+    job: Job
+    slot: Millis
+    until: Millis | None
+    """The latest time at which it may be sent, where there is one."""
+
+    def in_time(self, now: Millis) -> bool:
+        return self.until is None or now <= self.until
+
+
 @dataclass(eq=False)
 class Won:
     """A slot that is this beat's to publish."""
@@ -41,6 +53,8 @@ class Won:
     """A publish of it went unanswered before."""
     late: Millis | None = None
     """Its message went out with the claim, so late; None: it is to be published."""
+    terms: Terms | None = None
+    """What its record is followed by."""
     error: Exception | None = None
     """Why it has no message, and will not have one."""
 

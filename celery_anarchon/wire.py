@@ -57,8 +57,16 @@ def parse_time(text: str) -> Millis:
 
     :raises ValueError: no such time, or no zone.
     """
+    return instant(read_datetime(text))
+
+
+def read_datetime(text: str) -> datetime:
+    """The datetime of an ISO 8601 text, aware where it has a zone.
+
+    :raises ValueError: no such time.
+    """
     # datetime.fromisoformat reads a trailing Z from Python 3.11 on only.
-    return instant(datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text))
+    return datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
 
 
 @lru_cache(maxsize=1024)

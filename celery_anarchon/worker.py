@@ -35,6 +35,7 @@ class WorkerSide:
         app = worker.app
         settings = scheduler_settings(own_settings(app), backend.traits, backend.name)
         backend.early_tolerance = settings.early_tolerance
+        name = app_name(app)
         self.pid = os.getpid()
         self.namespace = backend.namespace
         queues = tuple(sorted(app.amqp.queues.consume_from))
@@ -42,7 +43,7 @@ class WorkerSide:
             backend,
             heartbeat=settings.heartbeat,
             presence=Worker(owner=secrets.token_hex(16), label=worker.hostname, version=__version__, queues=queues),
-            opened=lambda: backend.open(app_name(app)),
+            opened=lambda: backend.open(name),
             fanout=Fanout(teller(app, backend.namespace)),
         )
         self.gate = Gate(
@@ -89,11 +90,12 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self.side: WorkerSide | None = None
         try:
             backend, source = choose_backend(parent.app)
+            if isinstance(backend, RunBackend):
+                self.side = _sides[parent.app] = WorkerSide(parent, backend)
         except ConfigurationError as error:
             logger.critical("%s", error)
             raise SystemExit(2) from None
-        if isinstance(backend, RunBackend):
-            self.side = _sides[parent.app] = WorkerSide(parent, backend)
+        if self.side is not None:
             # Before the pool's step reads it; and after all steps have stopped, whichever way the worker ends.
             parent._process_task = self.side.gate
             self._stopped = parent.blueprint.on_stopped

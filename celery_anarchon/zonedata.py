@@ -50,11 +50,6 @@ def fingerprints(zones: Iterable[str], at: Millis) -> dict[str, str]:
     return {name: _digest(_facts(name, start)) for name in sorted(zones)}
 
 
-def together(prints: Mapping[str, str]) -> str:
-    """Sixteen hex digits for all of *prints*: for logs, and for a quick look whether there is anything to compare."""
-    return hashlib.sha256(json.dumps(sorted(prints.items())).encode()).hexdigest()[:16]
-
-
 def as_text(prints: Mapping[str, str], at: Millis) -> str:
     """What a beat shows to the others: the day that *prints* begin on, and each of them."""
     return " ".join([str(at // 1000 // DAY), *(f"{name}={prints[name]}" for name in sorted(prints))])

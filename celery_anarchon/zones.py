@@ -1,7 +1,7 @@
 """Where local time meets UTC: a zone's offsets, and the one rule that turns a local time into an instant.
 
 Belongs here: everything that asks a :class:`~zoneinfo.ZoneInfo`. Does not belong here: what a schedule wants, and zone
-objects of other libraries (:mod:`celery_anarchon.schedules`).
+objects of other libraries (:mod:`celery_anarchon.appzones`).
 
 Instants are whole seconds since 1970-01-01T00:00Z, and local times are whole seconds since 1970-01-01T00:00 on the wall
 clock: integers, so that neither a fold nor a tzinfo can get lost on the way.

@@ -15,11 +15,9 @@ from celery_anarchon.cli.common import NONE, Schedule, app_of, guarded, json_opt
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
+from celery_anarchon.roster import LIVES
 from celery_anarchon.wire import instant, run_json, time_text
 from celery_anarchon.zonedata import disagreements
-
-LIVES = 3
-"""A beat that was not seen for so many heartbeats is not shown: it is dead, or cannot reach the store."""
 
 
 @click.command("status", cls=CeleryCommand)

@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import tzinfo
 from typing import Any, TypeGuard
 from zoneinfo import ZoneInfo
 
@@ -22,7 +22,7 @@ from celery_anarchon.job import Job
 from celery_anarchon.model import Millis
 from celery_anarchon.timetable import Chain, Cron, Timetable, at_instant, zone_of
 from celery_anarchon.verdict import named
-from celery_anarchon.wire import instant, moment, time_text
+from celery_anarchon.wire import instant, moment, read_datetime, time_text
 from celery_anarchon.zones import DAY, LAST, Change, changes, wall_clock
 
 _REACH = 1_200 * DAY
@@ -289,8 +289,7 @@ def _offset_text(offset: int) -> str:
 def _read_time(text: str, app: Celery) -> Millis:
     """As the ``at`` of a job is read, so that its slot lies after every time before it."""
     try:
-        # datetime.fromisoformat reads a trailing Z from Python 3.11 on only.
-        when = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
+        when = read_datetime(text)
         if when.tzinfo is not None:
             return instant(when)
         return at_instant(when, zone_of(getattr(app.timezone, "key", "UTC")))

@@ -116,8 +116,9 @@ class UnansweredSuite(OneStepSuite):
         if isinstance(client, OneStepBackend) and harness.traits.one_step:
             calls |= {
                 "claim_and_send": partial(client.claim_and_send, [self.asked(harness, slot, "a")]),
+                "begin_claims": lambda: client.begin_claims([self.asked(harness, slot, "a")])(),
                 "takeover_and_send": partial(client.takeover_and_send, [self.wish(harness, slot, "a", 1, 1)]),
-                "open_slots": partial(client.open_slots, [("job", slot)], "a"),
+                "decided": partial(client.decided, [("job", slot)], "a"),
                 "write": partial(client.write, harness.message_writes(QUEUE, "alone")),
             }
         return calls

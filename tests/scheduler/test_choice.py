@@ -16,7 +16,7 @@ from celery_anarchon import Anarchon, Scheduler
 from celery_anarchon.backends import registry
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.redis.address import Address
-from celery_anarchon.choice import choose_backend
+from celery_anarchon.choice import choose_backend, own_settings
 from celery_anarchon.errors import AnarchonError, ConfigurationError
 
 
@@ -79,6 +79,50 @@ def test_then_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     app = app_with("redis://r", anarchon_backend={"url": "memory://conf", "namespace": "other"})
     assert chosen(app) == ("memory", "setting anarchon_backend")
     assert choose_backend(app)[0].namespace == "other"
+
+
+def configured(namespace: str | None, **settings: Any) -> Celery:
+    app = Celery("bare", broker="redis://r", set_as_current=False)
+    app.config_from_object(types.SimpleNamespace(**settings), namespace=namespace)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("namespace", "key"),
+    [
+        (None, "anarchon_batch"),
+        ("CELERY", "CELERY_ANARCHON_BATCH"),
+        ("CELERY", "anarchon_batch"),
+        ("proj", "proj_anarchon_batch"),
+    ],
+)
+def test_settings_are_read_under_the_namespace_of_the_app(namespace: str | None, key: str) -> None:
+    assert own_settings(configured(namespace, **{key: 7})) == {"batch": 7}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "key", "right"),
+    [
+        (None, "ANARCHON_BACKEND", "anarchon_backend"),
+        (None, "Anarchon_Backend", "anarchon_backend"),
+        (None, "CELERY_ANARCHON_BACKEND", "anarchon_backend"),
+        ("CELERY", "ANARCHON_BACKEND", "CELERY_ANARCHON_BACKEND"),
+        ("CELERY", "celery_anarchon_backend", "CELERY_ANARCHON_BACKEND"),
+        ("proj", "PROJ_ANARCHON_BACKEND", "proj_anarchon_backend"),
+    ],
+)
+def test_a_setting_that_celery_does_not_find_is_refused(namespace: str | None, key: str, right: str) -> None:
+    """It would count for nothing, and nobody would be told."""
+    app = configured(namespace, **{key: "memory://conf"})
+    for read in (own_settings, choose_backend):
+        with pytest.raises(ConfigurationError, match=f"setting {key!r} .*: write '{right}'"):
+            read(app)
+
+
+def test_the_settings_of_another_app_in_the_same_module_are_its_own() -> None:
+    both = {"CELERY_ANARCHON_BATCH": 5, "OTHER_ANARCHON_BATCH": 7}
+    assert own_settings(configured("OTHER", **both)) == {"batch": 7}
+    assert own_settings(configured("CELERY", **both)) == {"batch": 5}
 
 
 def test_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -25,6 +26,7 @@ from celery_anarchon.backends.base import Command
 from celery_anarchon.building import CeleryBuilder
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
+from celery_anarchon.model import Terms
 from celery_anarchon.options import JobOptions
 from celery_anarchon.publish import CeleryPublisher
 from celery_anarchon.publishing import BrokerAway, Dispatch, NothingToSend, NotOneStep, PublishUnclear
@@ -98,7 +100,7 @@ class Press:
 
     def make(self, dispatch: Dispatch) -> tuple[Command, ...]:
         """As the engine has it made."""
-        quick = self.builder.quick(dispatch.job) if dispatch.attempt == 1 else None
+        quick = self.builder.quick(dispatch.job, dispatch.terms) if dispatch.attempt == 1 else None
         return (quick or self.builder.build)(dispatch)
 
     def dispatch(self, definition: Mapping[str, Any], slot: int = SLOT, late: int = 12, attempt: int = 1) -> Dispatch:
@@ -215,7 +217,7 @@ def test_it_is_what_kombu_would_have_written(press: Callable[..., Press], raw: d
         definition = {"task": "add", "args": (1, 2), **definition}
         for slot in (SLOT, SLOT + 1_234_567):
             dispatch = one.dispatch(definition, slot, late=slot % 100_000)
-            if one.builder.quick(dispatch.job):
+            if one.builder.quick(dispatch.job, None):
                 templated.add(name)
             stock, ours = both(raw, one, dispatch)
             if "task_send_sent_event" in settings:
@@ -247,7 +249,7 @@ def test_who_listens_to_messages_hears_of_each(press: Callable[..., Press]) -> N
     one = press()
     definition = {"task": "add", "args": (1, 2)}
     one.make(one.dispatch(definition))
-    assert one.builder.quick(one.dispatch(definition).job)
+    assert one.builder.quick(one.dispatch(definition).job, None)
     heard: list[str] = []
 
     def hear(headers: Any = None, **_: Any) -> None:
@@ -255,12 +257,12 @@ def test_who_listens_to_messages_hears_of_each(press: Callable[..., Press]) -> N
 
     signals.before_task_publish.connect(hear)
     try:
-        assert not one.builder.quick(one.dispatch(definition).job)
+        assert not one.builder.quick(one.dispatch(definition).job, None)
         one.make(one.dispatch(definition, SLOT + 1))
     finally:
         signals.before_task_publish.disconnect(hear)
     assert heard == [wire.run_id("runs", "export", SLOT + 1)]
-    assert one.builder.quick(one.dispatch(definition).job)
+    assert one.builder.quick(one.dispatch(definition).job, None)
 
 
 def test_arguments_that_changed_in_place_are_seen(press: Callable[..., Press]) -> None:
@@ -269,9 +271,23 @@ def test_arguments_that_changed_in_place_are_seen(press: Callable[..., Press]) -
     dispatch = one.dispatch({"task": "add", "args": (numbers, 2)})
     one.make(dispatch)
     numbers.append(2)
-    assert not one.builder.quick(dispatch.job)
+    assert not one.builder.quick(dispatch.job, None)
     ((_, _, payload),) = one.make(dispatch)
     assert json.loads(payload)["headers"]["argsrepr"] == "[[1, 2], 2]"
+
+
+def test_a_template_is_of_runs_that_are_followed_or_of_those_that_are_not(press: Callable[..., Press]) -> None:
+    """The first worker that asks is seen while the beat runs."""
+    one = press()
+    plain = one.dispatch({"task": "add", "args": (1, 2)})
+    terms = Terms(lease=30_000, queue_timeout=60_000)
+    plain = replace(plain, job=replace(plain.job, terms=terms))
+    said = []
+    for dispatch in (plain, plain, replace(plain, terms=terms), replace(plain, terms=terms)):
+        ((_, _, payload),) = one.builder.build(dispatch)
+        said.append(json.loads(payload)["headers"]["anarchon"].get("queue_timeout"))
+    assert said == [None, None, 60.0, 60.0]
+    assert one.builder.templates.message(replace(plain, terms=terms)) is not None
 
 
 class OfItsOwn:
@@ -293,7 +309,7 @@ def test_what_may_be_another_each_time_has_no_template(
     one = press(**settings)
     dispatch = one.dispatch({"task": "add", "args": (1, 2), **definition})
     assert one.make(dispatch)
-    assert not one.builder.quick(dispatch.job)
+    assert not one.builder.quick(dispatch.job, None)
 
 
 def test_a_later_attempt_is_made_by_its_own_rules(press: Callable[..., Press]) -> None:

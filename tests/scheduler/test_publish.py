@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from amqp.exceptions import AccessRefused, NotAllowed
 from celery import Celery, chain, chord, group
 from celery.beat import BeatLazyFunc, ScheduleEntry
 from kombu.exceptions import OperationalError
@@ -15,9 +17,10 @@ from servers import free_port
 
 from celery_anarchon import wire
 from celery_anarchon.job import Job
+from celery_anarchon.model import OnUnknown, Terms
 from celery_anarchon.options import JobOptions
 from celery_anarchon.publish import CeleryPublisher
-from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
+from celery_anarchon.publishing import BrokerAway, BrokerForbids, Dispatch, PublishUnclear
 from celery_anarchon.timetable import Interval
 
 SLOT = 1_774_746_000_000
@@ -84,6 +87,18 @@ def test_the_message_is_stocks_own_with_the_run_in_its_header(app: Celery, publi
     assert (args, kwargs) == ([1, 2], {"z": 3})
 
 
+def test_the_header_says_what_the_run_s_record_says(app: Celery, publisher: CeleryPublisher) -> None:
+    """Not what its job would ask for: ``queue_timeout`` is how a worker knows that a run is followed."""
+    terms = Terms(lease=30_000, queue_timeout=60_000)
+    plain = dispatch(app, {"task": "add"}, on_unknown=OnUnknown.SKIP)
+    plain = replace(plain, job=replace(plain.job, terms=terms))
+    publisher.publish(plain)
+    publisher.publish(replace(plain, terms=terms))
+    unfollowed, followed = (message.headers["anarchon"] for message in received(app))
+    assert "queue_timeout" not in unfollowed and unfollowed["on_unknown"] == "skip"
+    assert (followed["queue_timeout"], followed["lease"], followed["on_unknown"]) == (60.0, 30.0, "skip")
+
+
 def test_a_task_that_this_process_does_not_know_is_sent_by_name(app: Celery, publisher: CeleryPublisher) -> None:
     publisher.publish(dispatch(app, {"task": "elsewhere.task"}))
     assert received(app)[0].headers["task"] == "elsewhere.task"
@@ -123,6 +138,24 @@ def test_lazy_arguments_are_worked_out_at_each_publish(app: Celery, publisher: C
     publisher.publish(dispatch(app, definition))
     publisher.publish(dispatch(app, definition))
     assert [message.decode()[:2] for message in received(app)] == [[[0], {"y": 1}], [[2], {"y": 3}]]
+
+
+@pytest.mark.parametrize("place", ["args", "kwargs"])
+def test_an_argument_that_cannot_be_worked_out_is_no_fault_of_the_broker(
+    app: Celery, publisher: CeleryPublisher, place: str
+) -> None:
+    """Its error may be of a kind that a connection raises too. Taken for an unclear publish, the slot would be tried
+    again for ever."""
+
+    def read() -> int:
+        raise FileNotFoundError("numbers.csv")
+
+    lazy = BeatLazyFunc(read)
+    with pytest.raises(FileNotFoundError):
+        publisher.publish(dispatch(app, {"task": "add", place: (lazy,) if place == "args" else {"x": lazy}}))
+    assert publisher.producer is not None, "the connection is as good as before"
+    publisher.publish(dispatch(app, {"task": "add"}))
+    assert len(received(app)) == 1
 
 
 def test_canvas_entries_are_rebuilt_and_sent(app: Celery, publisher: CeleryPublisher) -> None:
@@ -179,6 +212,34 @@ def test_a_broker_that_cannot_be_reached_is_away(app: Celery, monkeypatch: pytes
     publisher.check()
     publisher.close()
     publisher.close()
+
+
+class AuthenticationError(ConnectionError):
+    """Such has each driver, among its errors of connections."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionRefusedError("refused"), BrokerAway),
+        (AuthenticationError("WRONGPASS invalid username-password pair"), BrokerForbids),
+        (AccessRefused("ACCESS_REFUSED - Login was refused"), BrokerForbids),
+        (NotAllowed("NOT_ALLOWED - vhost shop not found"), BrokerForbids),
+    ],
+)
+def test_a_broker_that_lets_nobody_in_is_not_one_that_cannot_be_reached(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[BrokerAway]
+) -> None:
+    """It may come up with another password in the middle of an outage: that is to be told apart."""
+    publisher = CeleryPublisher(app, namespace="runs", label="host:1")
+
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
+        raise OperationalError(str(error)) from error
+
+    monkeypatch.setattr("kombu.connection.Connection.ensure_connection", refuse)
+    with pytest.raises(BrokerAway) as caught:
+        publisher.check()
+    assert type(caught.value) is kind
 
 
 def test_a_result_backend_that_is_away_holds_nothing_up(app: Celery) -> None:

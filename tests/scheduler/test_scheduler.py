@@ -369,6 +369,7 @@ def test_a_default_timeout_gives_way_to_the_entrys_own_time_limit(stage: Stage) 
         ({"beat_schedule": {"bad": {"task": "t"}}}, ["'bad'", "'schedule' is missing"]),
         ({"beat_schedule": {"bad": {"schedule": 5}}}, ["'bad'", "'task' is missing"]),
         ({"beat_schedule": {"bad": 5}}, ["'bad'", "a mapping"]),
+        ({"beat_schedule": [{"task": "t", "schedule": 5}]}, ["'beat_schedule'", "must map"]),
         ({"beat_schedule": {"bad": {"task": "t", "schedule": 5, "argz": ()}}}, ["'bad'", "'argz'", "'args'"]),
         (
             {"beat_schedule": {"bad": {"task": "t", "schedule": 5, "jitter": 5}}},
@@ -485,6 +486,39 @@ def test_a_change_inside_an_entry_is_seen_by_the_full_compare(stage: Stage) -> N
     stage.app.conf.beat_schedule["a"]["task"] = "u"
     stage.run(MINUTE)
     assert [message.headers["task"] for message in stage.messages()] == ["t", "u"]
+
+
+def test_a_schedule_that_cannot_be_read_is_said_once_and_the_old_one_goes_on(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever leaves a tick ends beat."""
+    stage.app.conf.beat_schedule = {"a": {"task": "t", "schedule": 60}}
+    scheduler = stage.scheduler()
+    stage.run(MINUTE)
+    stage.app.conf.beat_schedule = ["b"]
+    stage.run(2 * MINUTE)
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "'beat_schedule'" in record.getMessage() and record.exc_info is None
+    stage.app.conf.beat_schedule = {"c": {"task": "t", "schedule": 60}}
+    stage.run(MINUTE)
+    assert stage.sent() == [*slots("a", 1, 2, 3), *slots("c", 4)]
+    assert set(scheduler.schedule) == {"c", "celery.backend_cleanup"}
+
+
+def test_a_failing_look_at_the_schedule_does_not_end_beat(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.app.conf.beat_schedule = {"a": {"task": "t", "schedule": 60}}
+    scheduler = stage.scheduler()
+    stage.run(MINUTE)
+    stage.app.conf.beat_schedule["b"] = {"task": "t", "schedule": 60}
+    with monkeypatch.context() as patched:
+        patched.setattr(scheduler, "install_default_entries", lambda _: {}["result_expires"])
+        stage.run(MINUTE)
+    stage.run(MINUTE)
+    assert sorted(stage.sent()) == [*slots("a", 1, 2, 3), *slots("b", 2, 3)]
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 1 and errors[0].exc_info
 
 
 def test_scheduler_add_as_in_stock(stage: Stage) -> None:

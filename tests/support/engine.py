@@ -66,6 +66,7 @@ class Moody(MemoryBackend):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.away = False
+        self.refused: set[str] = set()
         self.lose_reply_of: set[str] = set()
         self.calls: list[str] = []
 
@@ -76,6 +77,7 @@ class MoodyClaims(ClaimOnlyMemory):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.away = False
+        self.refused: set[str] = set()
         self.lose_reply_of: set[str] = set()
         self.calls: list[str] = []
 
@@ -87,6 +89,8 @@ def _moody(name: str, kind: type[Any] = MemoryBackend) -> Any:
         self.calls.append(name)
         if self.away:
             raise BackendUnavailable("no route to the store")
+        if name in self.refused:
+            raise BackendUnavailable("OOM command not allowed")
         answer = honest(self, *args, **kwargs)
         if name in self.lose_reply_of:
             raise OutcomeUnknown("the reply was lost")
@@ -170,6 +174,16 @@ class World:
         """Let the named beats (default: all) tick for *span*, each when it asked to."""
         ticks = [self.beats[name].tick for name in names or self.beats]
         run_until(self.clock, self.clock.wall() + span, *ticks, step=step)
+
+    def lose_a_reply_of(self, call: str, name: str = "a", patience: Millis = 5 * MINUTE) -> None:
+        """Run until the answer to one such call of a beat was lost."""
+        backend, until = self.backend(name), self.clock.wall() + patience
+        before = backend.calls.count(call)
+        backend.lose_reply_of = {call}
+        while backend.calls.count(call) == before:
+            assert self.clock.wall() < until, f"{call} was not called"
+            self.run(100)
+        backend.lose_reply_of = set()
 
     def events_of(self, kind: type[Any], name: str | None = None) -> list[Any]:
         return [event for who, event in self.seen if isinstance(event, kind) and name in (None, who)]

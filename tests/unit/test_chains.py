@@ -223,6 +223,22 @@ def test_a_lost_answer_to_a_claim() -> None:
     check(world)
 
 
+def test_a_beat_alone_asks_again_at_once_for_a_successor() -> None:
+    """The newest record is then a claim that nobody publishes: it would be waited for until its lease is over."""
+    world = World()
+    world.beat("a", chained(world))
+    world.run(10 * SECOND)
+    world.lose_a_reply_of("claim")
+    sent, lost_at = len(world.outbox.slots), world.clock.wall()
+    world.run(2 * SECOND)
+    assert len(world.outbox.slots) == sent + 1
+    assert world.events_of(events.TookOver) == []
+    (claim,) = (run for run in world.backend().history("dice", 1))
+    assert instant(claim.claimed_at) <= lost_at, "it is the one whose answer was lost"
+    world.run(60 * SECOND)
+    check(world)
+
+
 def test_a_store_that_is_away_is_no_job_s_trouble() -> None:
     world = World()
     world.beat("a", chained(world))

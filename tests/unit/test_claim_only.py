@@ -397,3 +397,30 @@ def test_a_slot_that_the_store_calls_too_old_is_said_to_be_lost(world: World, mo
     world.run(MINUTE)
     assert world.outbox.slots == minutes(0)
     assert given_up(world) == [("misfire", "too-old", START + MINUTE)]
+
+
+def test_a_timetable_that_fails_when_its_slot_is_won_holds_up_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Interval):
+        fails = False
+
+        def next(self, after: Millis) -> Millis | None:
+            if self.fails:
+                raise KeyError("calendar")
+            return super().next(after)
+
+    broken = Failing(MINUTE)
+    jobs = [job("a", timetable=broken, jitter=SECOND), job("b")]
+    world.beat("a", *jobs)
+    world.run(5 * SECOND)
+    backend, honest = world.backend(), world.backend().claim
+
+    def then_it_fails(requests: Any) -> Any:
+        broken.fails = any(request.job == "a" for request in requests)
+        return honest(requests)
+
+    monkeypatch.setattr(backend, "claim", then_it_fails)
+    world.run(MINUTE)
+    assert {*minutes(1, name="a"), *minutes(1, name="b")} <= set(world.outbox.slots)
+    assert world.events_of(events.StoreChanged) == []

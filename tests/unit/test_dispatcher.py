@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.engine import MINUTE, SECOND, START, World, job
+from support.engine import MINUTE, SECOND, START, Moody, World, job
 
 from celery_anarchon import events, wire
-from celery_anarchon.backends.base import ClaimRequest
+from celery_anarchon.backends.base import ClaimRequest, Hold
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.dispatcher import Dispatcher
+from celery_anarchon.errors import BackendUnavailable, LayoutMismatch
 from celery_anarchon.model import Answer, Coalesce, Millis
 from celery_anarchon.options import Settings
 from celery_anarchon.publishing import BrokerAway, Dispatch, PublishUnclear
 from celery_anarchon.timetable import At, Interval
+
+HOUR = 60 * MINUTE
 
 
 @pytest.fixture
@@ -238,6 +241,40 @@ def test_nothing_is_sent_while_the_store_is_away_and_it_is_said_once(world: Worl
     assert len(world.events_of(events.StoreChanged)) == 2
 
 
+WRITES = {"claim", "confirm", "register", "beat_seen", "record", "takeover", "tidy"}
+
+
+def test_a_store_that_answers_and_takes_no_writes_is_away_all_the_time(world: World) -> None:
+    """Such is a Redis without memory, or a replica. Each question whether it is there is answered."""
+    world.beat("a", job(every=10 * SECOND))
+    world.run(SECOND)
+    world.backend().refused = WRITES
+    world.run(10 * MINUTE)
+    assert [event.error is None for event in world.events_of(events.StoreChanged)] == [False]
+    assert world.backend().calls.count("now") < 160, "looked at every five seconds, not all the time"
+    world.backend().refused = set()
+    world.run(20 * SECOND)
+    assert [event.error is None for event in world.events_of(events.StoreChanged)] == [False, True]
+    assert len(world.outbox.slots) >= 2
+
+
+def test_why_a_store_that_came_up_still_cannot_be_used_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    beat = world.beat("a")
+    world.backend().away = True
+    beat._opened = False
+    beat.open()
+    world.run(10 * SECOND)
+
+    def refuse(*_: Any) -> None:
+        raise LayoutMismatch("namespace anarchon_runs: belongs to app other")
+
+    monkeypatch.setattr(Moody, "open", refuse)
+    world.backend().away = False
+    world.run(MINUTE)
+    errors = [type(event.error) for event in world.events_of(events.StoreChanged)]
+    assert errors == [BackendUnavailable, LayoutMismatch]
+
+
 def test_a_store_that_is_away_at_the_start_is_waited_for(world: World) -> None:
     beat = world.beat("a")
     world.backend().away = True
@@ -291,6 +328,30 @@ def test_a_broker_that_is_away_consumes_no_slot(world: World) -> None:
     assert world.outbox.slots == minutes(1)
     for name in "abc":
         assert len(world.events_of(events.BrokerChanged, name)) == 2
+
+
+def test_a_broker_that_answers_and_takes_no_messages_is_away_all_the_time(world: World) -> None:
+    world.beat("a", job(every=10 * SECOND))
+    world.run(SECOND)
+    world.outbox.mood = _raise(BrokerAway("OOM command not allowed"))
+    world.run(10 * MINUTE)
+    assert [event.error is None for event in world.events_of(events.BrokerChanged)] == [False]
+    assert world.backend().calls.count("claim") < 150, "it is tried every five seconds, not all the time"
+    world.outbox.mood = None
+    world.run(20 * SECOND)
+    assert [event.error is None for event in world.events_of(events.BrokerChanged)] == [False, True]
+    assert len(world.outbox.slots) >= 2
+
+
+def test_a_broker_that_is_back_is_said_to_be_where_nothing_is_due(world: World) -> None:
+    world.beat("a", job(every=10 * SECOND), job("rare", every=HOUR))
+    world.run(SECOND)
+    world.outbox.away = True
+    world.run(20 * SECOND)
+    world.beats["a"].load({"rare": job("rare", every=HOUR)})
+    world.outbox.away = False
+    world.run(15 * SECOND)
+    assert [event.error is None for event in world.events_of(events.BrokerChanged)] == [False, True]
 
 
 def test_slots_missed_by_the_broker_collapse_once_for_the_fleet(world: World) -> None:
@@ -510,6 +571,71 @@ def test_claims_of_unknown_jobs_do_not_hide_one_that_is_known(world: World) -> N
     assert len(dead.lapsed(100)) == 20
 
 
+def test_a_takeover_whose_answer_was_lost_is_asked_for_again(world: World) -> None:
+    """The claim is this beat's then, and lapsed for nobody: it would lie until that lease is over, too."""
+    dead = MemoryBackend(store=world.store)
+    dead.claim([ClaimRequest(job="job", slot=START - SECOND, owner="dead", beat="dead", lease=30 * SECOND)])
+    world.beat("heir", job(every=HOUR))
+    world.lose_a_reply_of("takeover", "heir")
+    assert world.outbox.slots == []
+    world.run(2 * SECOND)
+    assert world.outbox.slots == [("job", START - SECOND)]
+    assert len(world.events_of(events.TookOver)) == 1
+    world.run(2 * MINUTE)
+    assert len(world.outbox.slots) == 1
+
+
+class Failing(Interval):
+    """Works until it is told to fail."""
+
+    fails = False
+
+    def next(self, after: Millis) -> Millis | None:
+        return self._or_fail(super().next(after))
+
+    def last(self, until: Millis) -> Millis | None:
+        return self._or_fail(super().last(until))
+
+    def _or_fail(self, slot: Millis | None) -> Millis | None:
+        if self.fails:
+            raise KeyError("calendar")
+        return slot
+
+
+def test_a_timetable_that_fails_holds_up_no_takeover_of_another_job(world: World) -> None:
+    """The store is not away for it: taken for that, one job would stop all takeovers for ever."""
+    dead = MemoryBackend(store=world.store)
+    slots = {"a": START - 9 * SECOND, "job": START - 8 * SECOND}
+    for name, slot in slots.items():
+        dead.claim([ClaimRequest(job=name, slot=slot, owner="dead", beat="dead", lease=SECOND)])
+    dead.abandon([Hold(job=name, slot=slot, owner="dead", attempt=1) for name, slot in slots.items()])
+    broken = Failing(MINUTE)
+    world.beat("heir", job("a", timetable=broken), job("job", coalesce=Coalesce.ALL))
+    broken.fails = True
+    world.run(50 * SECOND)
+    assert world.outbox.slots == [("job", slots["job"])]
+    assert world.events_of(events.StoreChanged) == []
+    assert {event.job for event in world.events_of(events.JobTrouble)} == {"a"}
+    assert len(world.events_of(events.JobTrouble)) == 2, "by the plan and by the sweep, however often it is swept"
+    broken.fails = False
+    world.run(10 * SECOND)
+    assert world.states("a") == {slots["a"]: "superseded (newer-slot)"}
+
+
+def test_claims_of_failing_timetables_do_not_hide_one_that_works(world: World) -> None:
+    world.settings = Settings(lease=30 * SECOND, heartbeat=10 * SECOND, batch=5)
+    dead = MemoryBackend(store=world.store)
+    broken = Failing(MINUTE)
+    names = [*(f"broken-{n}" for n in range(20)), "job"]
+    for number, name in enumerate(names):
+        dead.claim([ClaimRequest(job=name, slot=START + number, owner="dead", beat="dead", lease=SECOND + number)])
+    world.clock.advance(40 * SECOND)
+    world.beat("heir", job("job"), *(job(name, timetable=broken, max_late=HOUR, jitter=SECOND) for name in names[:-1]))
+    broken.fails = True
+    world.run(SECOND)
+    assert world.outbox.slots == [("job", START + 20)]
+
+
 def test_a_broker_less_beat_takes_nothing_over(world: World) -> None:
     world.beat("killed", job(), kind=DiesAfterClaim)
     world.beats["killed"].tick()
@@ -604,6 +730,21 @@ def test_one_bad_timetable_does_not_hold_up_the_others(world: World) -> None:
     world.run(10 * SECOND)
     assert world.outbox.slots == [("job", START + n * SECOND) for n in range(1, 11)]
     assert len(world.events_of(events.JobTrouble)) <= 2
+
+
+def test_a_timetable_that_fails_is_told_once_a_look(world: World) -> None:
+    broken = Failing(SECOND)
+    world.beat("a", job(timetable=broken))
+    world.run(10 * SECOND)
+    assert len(world.outbox.slots) == 10
+    broken.fails = True
+    world.run(SECOND)
+    assert len(world.events_of(events.JobTrouble)) == 1
+    world.run(300 * SECOND)
+    assert len(world.events_of(events.JobTrouble)) == 2
+    broken.fails = False
+    world.run(300 * SECOND)
+    assert len(world.outbox.slots) > 10
 
 
 def test_the_history_is_bounded(world: World) -> None:

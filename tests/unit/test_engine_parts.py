@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +18,11 @@ from celery_anarchon.agenda import Agenda
 from celery_anarchon.backends.base import Hold, LapsedClaim, Outcome
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.beatlog import log_event
-from celery_anarchon.errors import BackendUnavailable
+from celery_anarchon.errors import BackendUnavailable, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.interrupts import held_back
 from celery_anarchon.ledger import RECORDS_A_CALL, Ledger
 from celery_anarchon.model import Answer, Coalesce, RunState
-from celery_anarchon.outage import Outage
+from celery_anarchon.outage import LONGEST_WAIT, Outage
 from celery_anarchon.publishing import BrokerAway
 from celery_anarchon.pulse import Pulse
 from celery_anarchon.sweeper import verdict_on
@@ -126,18 +127,51 @@ def test_an_outage_is_news_once_and_is_looked_at_less_and_less_often() -> None:
     clock = ManualClock()
     outage = Outage(clock)
     waits = []
-    assert outage.failed()
+    away = BackendUnavailable("no route")
+    assert outage.failed(away)
     for _ in range(6):
         waits.append(outage.remaining())
         clock.advance(round(outage.remaining() * 1000))
         assert outage.remaining() == 0
-        assert not outage.failed()
+        assert not outage.failed(away)
     assert waits == [0.5, 1, 2, 4, 5, 5]
-    assert outage.answered() == pytest.approx(17.5)
+    assert outage.reachable() == pytest.approx(17.5)
+    assert outage.answered() and not outage.answered()
     assert not outage.away
     assert outage.remaining() == 0
-    assert outage.failed()
+    clock.advance(round(LONGEST_WAIT * 1000))
+    assert outage.failed(away)
     assert outage.remaining() == 0.5
+
+
+def test_an_outage_goes_on_while_all_that_works_is_the_question_whether_it_is_there() -> None:
+    clock = ManualClock()
+    outage = Outage(clock)
+    full, waits = BackendUnavailable("OOM"), []
+    assert outage.failed(full)
+    for _ in range(5):
+        waits.append(outage.remaining())
+        clock.advance(round(outage.remaining() * 1000))
+        assert outage.reachable() == pytest.approx(waits[-1])
+        assert not outage.away and not outage.lasts
+        assert not outage.failed(full)
+    assert waits == [0.5, 1, 2, 4, 5]
+    clock.advance(5 * SECOND)
+    outage.reachable()
+    clock.advance(4 * SECOND)
+    assert outage.next_at() == pytest.approx(clock.monotonic() + 1) and not outage.lasts
+    clock.advance(SECOND)
+    assert outage.lasts and outage.answered()
+    assert outage.next_at() is None
+
+
+def test_another_reason_is_news_once_and_a_lost_answer_is_none() -> None:
+    outage = Outage(ManualClock())
+    away, layout = BackendUnavailable("no route"), LayoutMismatch("of another app")
+    assert outage.failed(away)
+    assert not outage.failed(OutcomeUnknown("the reply was lost"))
+    assert outage.failed(layout)
+    assert not outage.failed(away) and not outage.failed(layout)
 
 
 def test_a_pulse_knows_a_pause_from_a_rest() -> None:
@@ -267,3 +301,5 @@ def test_what_becomes_of_a_lapsed_claim(
 ) -> None:
     claim = LapsedClaim(job="job", slot=START, attempt=1, abandoned=abandoned)
     assert verdict_on(claim, job(**options), START + age * SECOND)[0] is end
+    later = replace(claim, attempt=2)
+    assert verdict_on(later, job(**options), START + age * SECOND) == (None, ""), "it was promised by its first start"

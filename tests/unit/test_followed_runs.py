@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from support.engine import MINUTE, SECOND, START, World, job
+from support.engine import MINUTE, SECOND, START, PublishUnclear, World, job
 
 from celery_anarchon import MemoryBackend, events
-from celery_anarchon.backends.runs import RunHold, Settlement, Start, Worker
+from celery_anarchon.backends.runs import GiveBack, RunHold, Settlement, Start, Worker
 from celery_anarchon.job import Job
 from celery_anarchon.model import GateAnswer, Millis, Overlap, RunState, Terms
+from celery_anarchon.publishing import Dispatch
+from celery_anarchon.timetable import Interval
 
 HOUR = 60 * MINUTE
 
@@ -81,6 +85,35 @@ def test_five_skips_in_a_row_name_the_holder_once(world: World) -> None:
     assert (blocked[0].skipped, blocked[0].run.worker, blocked[0].run.state) == (5, "w", RunState.RUNNING)
 
 
+def skipped_by_a(world: World, hand: Hand, number: int) -> RunHold:
+    """Beat b sends a slot, and beat a hears of *number* others that they are skipped."""
+    world.run(MINUTE, "b")
+    hold = hand.start(max(slot for _, slot in world.outbox.slots), acks_late=True)
+    world.run(number * MINUTE, "a")
+    return hold
+
+
+def test_skips_that_are_not_in_a_row_are_no_reason_to_release_a_run(world: World) -> None:
+    """Another beat has sent slots in between, of which this one hears nothing."""
+    for name in "ab":
+        world.beat(name, followed(Overlap.SKIP))
+    hand = Hand(world)
+    for _ in range(7):
+        hand.settle(skipped_by_a(world, hand, 1))
+    assert len(world.events_of(events.Claimed, "a")) >= 7
+    assert world.events_of(events.Blocked) == []
+
+
+def test_each_run_that_blocks_its_job_is_named(world: World) -> None:
+    for name in "ab":
+        world.beat(name, followed(Overlap.SKIP))
+    hand = Hand(world)
+    for _ in range(2):
+        hand.settle(skipped_by_a(world, hand, 12))
+    runs = [event.run.slot for event in world.events_of(events.Blocked)]
+    assert len(runs) == len(set(runs)) == 2
+
+
 def test_queue_one_sends_the_newest_when_the_run_has_ended(world: World) -> None:
     world.beat("a", followed(Overlap.QUEUE_ONE))
     hand = Hand(world)
@@ -94,6 +127,26 @@ def test_queue_one_sends_the_newest_when_the_run_has_ended(world: World) -> None
     hand.settle(hold)
     world.run(11 * SECOND)
     assert [slot for _, slot in world.outbox.slots] == [START + MINUTE, START + 4 * MINUTE]
+
+
+def test_queue_one_asks_again_for_what_waited(world: World) -> None:
+    """Its answer was lost: the slot is claimed then, so it waits no more, and nobody publishes it before its lease is
+    over."""
+    world.beat("a", followed(Overlap.QUEUE_ONE, every=10 * MINUTE, max_late=HOUR))
+    hand = Hand(world)
+    world.run(10 * MINUTE + SECOND)
+    hold = hand.start(START + 10 * MINUTE)
+    for _ in range(61):
+        world.run(10 * SECOND)
+        hand.backend.heartbeat([hold])
+    hand.settle(hold)
+    world.lose_a_reply_of("claim")
+    assert hand.states()[20][0] == "claimed"
+    world.run(2 * SECOND)
+    assert [slot for _, slot in world.outbox.slots] == [START + 10 * MINUTE, START + 20 * MINUTE]
+    assert hand.states()[20][0] == "queued"
+    world.run(2 * MINUTE)
+    assert len(world.outbox.slots) == 2 and world.events_of(events.TookOver) == []
 
 
 def test_queue_one_keeps_max_late(world: World) -> None:
@@ -110,6 +163,37 @@ def test_queue_one_keeps_max_late(world: World) -> None:
     assert hand.states()[20] == ("misfire", "max-late")
 
 
+def test_a_slot_that_waits_for_a_failing_timetable_is_left_alone(world: World) -> None:
+    """Whether it is too late cannot be told; nobody else has to wait for that."""
+
+    class Failing(Interval):
+        fails = False
+
+        def next(self, after: Millis) -> Millis | None:
+            if self.fails:
+                raise KeyError("calendar")
+            return super().next(after)
+
+    broken = Failing(10 * MINUTE)
+    one = followed(Overlap.QUEUE_ONE, max_late=HOUR, jitter=SECOND)
+    world.beat("a", replace(one, timetable=broken))
+    hand = Hand(world)
+    world.run(10 * MINUTE + 2 * SECOND)
+    (slot,) = (slot for _, slot in world.outbox.slots)
+    hold = hand.start(slot)
+    for _ in range(61):
+        world.run(10 * SECOND)
+        hand.backend.heartbeat([hold])
+    broken.fails = True
+    hand.settle(hold)
+    world.run(30 * SECOND)
+    assert hand.states()[20][0] == "waiting"
+    assert world.events_of(events.StoreChanged) == [] and world.events_of(events.JobTrouble)
+    broken.fails = False
+    world.run(10 * SECOND)
+    assert hand.states()[20][0] == "queued"
+
+
 def test_a_dead_worker_s_run_goes_on_until_its_attempts_are_used_up(world: World) -> None:
     world.beat("a", followed(max_attempts=2))
     hand = Hand(world)
@@ -121,6 +205,31 @@ def test_a_dead_worker_s_run_goes_on_until_its_attempts_are_used_up(world: World
     world.run(45 * SECOND)
     assert hand.states()[1] == ("lost", "attempts-used-up")
     assert world.outbox.slots.count(("job", START + MINUTE)) == 2
+
+
+@pytest.mark.parametrize("max_attempts", [3, None])
+def test_an_attempt_that_its_worker_gave_back_is_sent_however_many_slots_have_come(
+    world: World, max_attempts: int | None
+) -> None:
+    """Its worker was granted the next attempt of a run whose first body died, and stops before the body begins. The
+    record looks like a claim whose beat had no broker, and the message of the first attempt is stale."""
+    one = followed(max_attempts=max_attempts)
+    world.beat("a", one)
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hand.start(START + MINUTE, acks_late=True)
+    world.clock.advance(40 * SECOND)
+    start = Start(job="job", slot=START + MINUTE, attempt=1, retries=0, token="second", worker="w", terms=hand.terms)
+    granted = hand.backend.start([start])[0]
+    assert (granted.answer, granted.attempt) == (GateAnswer.START, 2)
+    world.clock.advance(80 * SECOND)
+    back = GiveBack(job="job", slot=START + MINUTE, attempt=2, retries=0, token="second", message_attempt=1)
+    assert hand.backend.give_back([back]) == [True]
+    sent = []
+    world.outbox.mood = lambda dispatch: sent.append((dispatch.slot, dispatch.attempt, dispatch.terms))
+    world.run(30 * SECOND)
+    assert (START + MINUTE, 2, one.terms) in sent
+    assert hand.states()[1] == ("queued", None)
 
 
 @pytest.mark.parametrize("acks_late", [False, True])
@@ -161,6 +270,66 @@ def test_jobs_without_workers_are_not_followed_until_one_is_seen(world: World) -
     world.run(MINUTE)
     assert hand.states()[2] == ("queued", None)
     assert world.events_of(events.NoWorkers) == []
+
+
+def test_a_message_says_of_its_run_what_the_claim_says(world: World) -> None:
+    """A worker takes a run that is followed, and whose record was dropped, for one that has ended. So a message of one
+    that nobody follows must not say that it is: workers may come later than its record can last."""
+    said = {}
+    world.outbox.mood = lambda dispatch: said.update({(dispatch.slot - START) // MINUTE: dispatch.terms})
+    one = followed()
+    world.beat("a", one)
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hand.backend.worker_seen(Worker(owner="o", label="w", version="1"))
+    world.run(MINUTE)
+    assert said == {1: None, 2: one.terms}
+    assert [hand.states()[slot][0] for slot in (1, 2)] == ["dispatched", "queued"]
+
+
+def test_a_message_that_is_published_again_says_the_same(world: World) -> None:
+    """The first worker is seen between the two."""
+    said = []
+
+    def unclear_once(dispatch: Dispatch) -> None:
+        said.append(dispatch.terms)
+        if len(said) == 1:
+            hand.backend.worker_seen(Worker(owner="o", label="w", version="1"))
+            world.beats["a"]._roster.show_again()
+            raise PublishUnclear("cut")
+
+    world.outbox.mood = unclear_once
+    world.beat("a", followed())
+    hand = Hand(world)
+    world.run(MINUTE + 5 * SECOND)
+    assert said == [None, None]
+    assert hand.states()[1] == ("dispatched", None)
+
+
+def test_a_claim_that_is_asked_for_again_is_what_it_was(world: World) -> None:
+    """Its record is of the first question, before the first worker was seen."""
+    said = []
+    world.outbox.mood = lambda dispatch: said.append(dispatch.terms)
+    world.beat("a", followed())
+    hand = Hand(world)
+    world.lose_a_reply_of("claim")
+    hand.backend.worker_seen(Worker(owner="o", label="w", version="1"))
+    world.beats["a"]._roster.show_again()
+    world.run(5 * SECOND)
+    assert said == [None]
+    assert hand.states()[1] == ("dispatched", None)
+
+
+def test_what_was_taken_over_is_said_to_be_followed_where_it_is(world: World) -> None:
+    said = []
+    world.outbox.mood = lambda dispatch: said.append((dispatch.attempt, dispatch.terms))
+    one = followed(max_attempts=2)
+    world.beat("a", one)
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hand.start(START + MINUTE)
+    world.run(45 * SECOND)
+    assert said == [(1, one.terms), (2, one.terms)]
 
 
 def test_no_worker_that_asks_is_said_once(world: World) -> None:

@@ -33,6 +33,24 @@ def test_a_counting_dict_notices_each_way_to_change_it() -> None:
     assert counted == {}
 
 
+class Incomparable:
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_what_cannot_be_compared_may_have_changed_and_hides_no_other(app: Celery) -> None:
+    """An array as an argument is one such value."""
+    app.conf.beat_schedule = {"a": {**A, "args": [Incomparable()]}, "b": dict(A), "c": dict(A)}
+    clock = ManualClock()
+    watched = WatchedSchedule(app, 60, clock)
+    app.conf.beat_schedule["a"]["args"] = [Incomparable()]
+    app.conf.beat_schedule["b"]["schedule"] = 6
+    clock.advance(61_000)
+    assert watched.changed() == {"a", "b"}
+
+
 @pytest.fixture
 def app() -> Celery:
     app = Celery("live", set_as_current=False)

@@ -11,13 +11,15 @@ import pytest
 from support.engine import MINUTE, SECOND, SETTINGS, START, World, job
 
 from celery_anarchon import events
-from celery_anarchon.backends.base import Command, Takeover
+from celery_anarchon.backends.base import ClaimRequest, Command, Takeover
+from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.onestep import OneStepBackend
-from celery_anarchon.backends.runs import Settlement, Start
+from celery_anarchon.backends.runs import Settlement, Start, Worker
 from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
 from celery_anarchon.model import Answer, GateAnswer, Millis, Overlap, RunState, Terms
 from celery_anarchon.publishing import BrokerAway, Dispatch, NothingToSend, NotOneStep
+from celery_anarchon.timetable import Chain
 
 QUEUE = "queue"
 
@@ -52,7 +54,7 @@ class Maker:
     def takes(self, job: Job) -> bool:
         return job.name not in self.left
 
-    def quick(self, job: Job) -> Callable[[Dispatch], tuple[Command, ...]] | None:
+    def quick(self, job: Job, terms: Terms | None) -> Callable[[Dispatch], tuple[Command, ...]] | None:
         return self.build if self.cheap and self.takes(job) else None
 
     def build(self, dispatch: Dispatch) -> tuple[Command, ...]:
@@ -216,6 +218,18 @@ def followed(name: str, **options: Any) -> Job:
     return replace(plain, terms=terms)
 
 
+def test_a_message_says_of_its_run_what_the_claim_says(world: World) -> None:
+    said = {}
+    maker = Maker(mood=lambda dispatch: said.update({(dispatch.slot - START) // MINUTE: dispatch.terms}))
+    one = followed("x")
+    world.beat("a", one, builder=maker)
+    world.run(MINUTE + SECOND)
+    world.client().worker_seen(Worker(owner="o", label="w", version="1"))
+    world.run(MINUTE)
+    assert said == {1: None, 2: one.terms}
+    assert list(world.states("x").values()) == ["dispatched", "queued"]
+
+
 def started(world: World, one: Job, slot: Millis) -> None:
     assert one.terms is not None
     ask = Start(job=one.name, slot=slot, attempt=1, retries=0, token="d", worker="w", terms=one.terms)
@@ -256,6 +270,52 @@ def test_what_waited_is_sent_with_its_claim(world: World) -> None:
     assert world.states("x")[START + 2 * MINUTE] == "queued"
     assert queue(world) == ["x 60 1", "x 120 1"]
     assert world.outbox.arrived == []
+
+
+def test_what_waited_and_whose_answer_was_lost_is_told_once_it_is_known(world: World) -> None:
+    one = followed("x", overlap=Overlap.QUEUE_ONE, every=10 * MINUTE)
+    world.beat("a", one, builder=Maker())
+    world.run(10 * MINUTE)
+    started(world, one, START + 10 * MINUTE)
+    client = world.client()
+    for _ in range(61):
+        world.run(10 * SECOND)
+        assert client.heartbeat([_hold("x", START + 10 * MINUTE)])[0]
+    assert client.settle([Settlement(**vars(_hold("x", START + 10 * MINUTE)), state=RunState.SUCCEEDED)])[0]
+    world.lose_a_reply_of("claim_and_send")
+    assert queue(world) == ["x 600 1", "x 1200 1"]
+    assert len(world.events_of(events.Sent)) == 1
+    world.run(MINUTE)
+    assert queue(world) == ["x 600 1", "x 1200 1"]
+    assert [event.slot for event in world.events_of(events.Sent)] == [START + 10 * MINUTE, START + 20 * MINUTE]
+
+
+def test_a_takeover_whose_answer_was_lost_is_told_once_it_is_known(world: World) -> None:
+    dead = MemoryBackend(store=world.store)
+    dead.claim([ClaimRequest(job="x", slot=START - SECOND, owner="dead", beat="dead", lease=30 * SECOND)])
+    world.beat("a", job("x", every=60 * MINUTE), builder=Maker())
+    world.lose_a_reply_of("takeover_and_send")
+    assert queue(world) == ["x -1 1"] and world.events_of(events.Sent) == []
+    world.run(MINUTE)
+    assert queue(world) == ["x -1 1"]
+    assert [event.slot for event in world.events_of(events.Sent)] == [START - SECOND]
+    assert len(world.events_of(events.TookOver)) == 1
+
+
+def test_a_successor_whose_answer_was_lost_is_told_once_it_is_known(world: World) -> None:
+    class Always(Chain):
+        def ask(self, last_run: Millis) -> tuple[bool, Millis | None]:
+            return world.clock.wall() >= last_run + 5 * SECOND, SECOND
+
+    world.beat("a", job("x", timetable=Always()), builder=Maker())
+    world.run(12 * SECOND)
+    world.lose_a_reply_of("claim_and_send")
+    sent = len(queue(world))
+    assert len(world.events_of(events.Sent)) == sent - 1
+    world.run(2 * SECOND)
+    assert len(world.events_of(events.Sent)) == sent
+    world.run(20 * SECOND)
+    assert len(world.events_of(events.Sent)) == len(queue(world)) == len(set(queue(world))) > sent
 
 
 def _hold(name: str, slot: Millis) -> Any:

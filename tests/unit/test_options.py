@@ -34,7 +34,7 @@ CLAIMS = Traits(leases=False, horizon=300_000, server_time=False, durable=True, 
 
 def resolved(kind: Kind = Kind.INTERVAL, traits: Traits = LEASES, **sources: dict[str, Any]) -> JobOptions:
     given = OptionSources(**{name: sources.get(name, {}) for name in ("entry", "by_name", "defaults", "settings")})
-    return job_options("export", kind, given, traits, Settings())
+    return job_options("export", kind, given, traits)
 
 
 VALUES = {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.exceptions import Retry
 from celery.worker import state
 
 from celery_anarchon.backends.runs import RunHold
@@ -24,13 +26,23 @@ class Told:
     def settle(self, held: Held, end: RunState, reason: str | None = None) -> None:
         self.ends.append((end, reason))
 
+    def retry(self, held: Held, delay: int) -> None:
+        self.ends.append(("retry", delay))
+
     def release(self, held: Held) -> None:
         self.ends.append("released")
 
 
-def request_of(task_id: str) -> Any:
+def request_of(task_id: str, answer: Callable[..., Any] = lambda *_, **__: None) -> Any:
     names = ("on_success", "on_failure", "on_timeout", "on_retry", "_announce_revoked", "_announce_cancelled")
-    return SimpleNamespace(id=task_id, **{name: lambda *_, **__: None for name in names})
+    return SimpleNamespace(id=task_id, **dict.fromkeys(names, answer))
+
+
+def followed(request: Any) -> Told:
+    told: Any = Told()
+    hold = RunHold(job="job", slot=1_000, attempt=1, retries=0, token="t")
+    follow(request, Held(hold, 30_000, math.inf), Terms(lease=30_000, queue_timeout=60_000), told)
+    return told
 
 
 @pytest.mark.parametrize(
@@ -47,10 +59,34 @@ def test_a_killed_greenlet_is_no_success(outcome: Any, revoked: bool, end: Any) 
     task_id = f"of {outcome} {revoked}"
     if revoked:
         state.revoked.add(task_id)
-    told: Any = Told()
     request = request_of(task_id)
-    hold = RunHold(job="job", slot=1_000, attempt=1, retries=0, token="t")
-    follow(request, Held(hold, 30_000, math.inf), Terms(lease=30_000, queue_timeout=60_000), told)
+    told = followed(request)
     request.on_success(outcome)
     assert told.ends == [end]
     state.revoked.discard(task_id)
+
+
+@pytest.mark.parametrize(
+    ("callback", "args", "end"),
+    [
+        ("on_success", ((0, "result", 0.1),), (RunState.SUCCEEDED, None)),
+        ("on_failure", (SimpleNamespace(exception=ValueError("x")),), (RunState.FAILED, "exception")),
+        ("on_timeout", (False, 5), (RunState.TIMED_OUT, "time-limit")),
+        ("on_retry", (SimpleNamespace(exception=Retry(when=5)),), ("retry", 5_000)),
+        ("_announce_revoked", ("terminated", True, "9", False), (RunState.FAILED, "revoked")),
+    ],
+)
+def test_a_body_has_ended_whether_the_broker_takes_the_acknowledgement_or_not(
+    callback: str, args: Any, end: Any
+) -> None:
+    """Celery acknowledges, stores and tells in these callbacks. A run whose end is not told keeps its lease until its
+    worker stops."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("OOM command not allowed")
+
+    request = request_of(f"of {callback}", refuse)
+    told = followed(request)
+    with pytest.raises(ConnectionError):
+        getattr(request, callback)(*args)
+    assert told.ends == [end]

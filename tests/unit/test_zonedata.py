@@ -18,7 +18,7 @@ from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.solar import Solar
 from celery_anarchon.timetable import At, Interval, cron_from_text
 from celery_anarchon.wire import parse_time
-from celery_anarchon.zonedata import as_text, differing, disagreements, fingerprints, together, zones_of
+from celery_anarchon.zonedata import as_text, differing, disagreements, fingerprints, zones_of
 
 NOW = parse_time("2026-03-01T12:00Z")
 DAY = 86_400_000
@@ -115,17 +115,11 @@ def test_what_the_files_say_counts(hosts_troll: Callable[[bytes], None]) -> None
     hosts_troll(packaged_file("Africa/Algiers"))  # as if it had given up its two hours
     others = fingerprints(zones, NOW)
     assert differing(mine, others) == [TROLL]
-    assert together(mine) != together(others)
 
 
 def test_only_zones_that_both_use_can_differ() -> None:
     assert differing({"A": "1", "B": "2", "C": "3"}, {"B": "2", "C": "4", "D": "5"}) == ["C"]
     assert differing({}, {"A": "1"}) == []
-
-
-def test_together_is_the_same_for_the_same() -> None:
-    assert together({"A": "1", "B": "2"}) == together({"B": "2", "A": "1"}) != together({"A": "2", "B": "1"})
-    assert len(together({})) == 16
 
 
 def test_what_solar_slots_are_computed_with() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+import uuid
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.worker.components import Beat, Pool
 from celery.worker.state import requests
 from support.shop import LEASE, Shop, until
 
-from celery_anarchon import current_run
+from celery_anarchon import Anarchon, current_run
 from celery_anarchon.backends.base import Confirmation
 from celery_anarchon.backends.runs import Start
 from celery_anarchon.model import GateAnswer, OnUnknown, Overlap, RunState, Terms
@@ -263,6 +265,27 @@ def test_the_keeper_starts_when_all_has_been_forked(shop: Shop) -> None:
     assert {Pool, Beat} <= set(GateStep.requires)
     started = [step.alias for step in worker.steps]
     assert started.index("GateStep") > max(started.index("Pool"), started.index("Beat"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("anarchon_backend", "nowhere://", "nowhere"),
+        ("anarchon_lease", 0, "anarchon_lease"),
+        ("anarchon_gate_wiat", 5, "anarchon_gate_wait"),
+        ("anarchon_app_name", 5, "anarchon_app_name"),
+    ],
+)
+def test_a_wrong_setting_ends_a_worker_in_words(
+    setting: str, value: Any, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Celery("proj", broker="memory://", set_as_current=False)
+    Anarchon(app)
+    app.conf.update({"anarchon_backend": f"memory://{uuid.uuid4()}", setting: value})
+    with pytest.raises(SystemExit) as caught:
+        app.WorkController(app=app, pool="solo", hostname="w")
+    assert caught.value.code == 2
+    assert [record.exc_info for record in caplog.records if words in record.getMessage()] == [None]
 
 
 # --- a store that cannot be asked -------------------------------------------------------------------------------------
