@@ -248,8 +248,7 @@ class Dispatcher:
         under_way: tuple[Asked, Side] | None = None
         try:
             for batch, side in self._batches(share, now, wants):
-                self._look()
-                asked = self._claiming.begin(batch)
+                asked = self._begin(batch)
                 before, under_way = under_way, (asked, side) if asked.under_way else None
                 if before is not None:
                     self._finish(share, *before)
@@ -273,8 +272,15 @@ class Dispatcher:
     def _goes_on(self) -> bool:
         return not (self.stopping() or self._broker.away)
 
+    def _begin(self, batch: Sequence[Want]) -> Asked:
+        self._look()
+        return self._claiming.begin(batch)
+
+    def _won(self, asked: Asked) -> list[Won]:
+        return asked.won()
+
     def _finish(self, share: Share, asked: Asked, side: Side) -> None:
-        self._publish(asked.won())
+        self._publish(self._won(asked))
         if self.one_step.others_are_faster:
             share.was_taken(side)
         else:
@@ -287,8 +293,7 @@ class Dispatcher:
         if not wants or self.stopping() or not self._broker_answers():
             return
         for batch in batches(wants, self.settings.batch):
-            self._look()
-            self._publish(self._claiming.begin(batch).won())
+            self._publish(self._won(self._begin(batch)))
 
     def _publish(self, won: Iterable[Won]) -> None:
         for item in won:

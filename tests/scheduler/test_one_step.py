@@ -284,10 +284,10 @@ def test_a_template_is_of_runs_that_are_followed_or_of_those_that_are_not(press:
     plain = replace(plain, job=replace(plain.job, terms=terms))
     said = []
     for dispatch in (plain, plain, replace(plain, terms=terms), replace(plain, terms=terms)):
-        ((_, _, payload),) = one.builder.build(dispatch)
+        ((_, _, payload),) = one.make(dispatch)
         said.append(json.loads(payload)["headers"]["anarchon"].get("queue_timeout"))
     assert said == [None, None, 60.0, 60.0]
-    assert one.builder.templates.message(replace(plain, terms=terms)) is not None
+    assert one.builder.quick(plain.job, terms) and not one.builder.quick(plain.job, None)
 
 
 class OfItsOwn:

@@ -69,9 +69,12 @@ class Hooked(Dispatcher):
             return
         DEEDS[deed]()
 
-    def _claim(self, batch: Any) -> Any:
+    def _begin(self, batch: Any) -> Any:
         self._pass("before-claim")
-        won = super()._claim(batch)
+        return super()._begin(batch)
+
+    def _won(self, asked: Any) -> Any:
+        won = super()._won(asked)
         if won:
             self._pass("after-claim")
         return won
