@@ -87,7 +87,9 @@ class RedisBatches(RedisStore):
             return operation(keys, args)
 
         def rows_of(reply: Any) -> list[Sequence[Any]]:
-            return list(chunks(reply, width)) if isinstance(reply, list) and len(reply) % width == 0 else []
+            if not isinstance(reply, list) or len(reply) % width:
+                return []
+            return [reply] if len(reply) == width else list(chunks(reply, width))
 
         return self._in_calls(name, items, call_of, rows_of, wait=wait)
 
@@ -101,6 +103,10 @@ class RedisBatches(RedisStore):
         wait: bool,
     ) -> list[_Row]:
         """Ask in as few calls as there may be; what the reply to each says of its items, in the order of *items*."""
+        if len(items) == 1:
+            # What a worker asks before each run.
+            (reply,) = self._reply([call_of(items)], writes=True, wait=wait)
+            return self._rows(name, rows_of(reply), 1, reply)
         calls: list[Call] = []
         places: list[list[int]] = []
         for group in self._grouped(items):
@@ -109,11 +115,13 @@ class RedisBatches(RedisStore):
                 places.append([number for number, _ in some])
         answers: dict[int, _Row] = {}
         for numbers, reply in zip(places, self._reply(calls, writes=True, wait=wait), strict=True):
-            rows = rows_of(reply)
-            if len(rows) != len(numbers):
-                raise OutcomeUnknown(f"{self.describe()}: {name} was answered {str(reply)[:200]}")
-            answers.update(zip(numbers, rows, strict=True))
+            answers.update(zip(numbers, self._rows(name, rows_of(reply), len(numbers), reply), strict=True))
         return [answers[number] for number in range(len(items))]
+
+    def _rows(self, name: str, rows: list[_Row], wanted: int, reply: Any) -> list[_Row]:
+        if len(rows) != wanted:
+            raise OutcomeUnknown(f"{self.describe()}: {name} was answered {str(reply)[:200]}")
+        return rows
 
     def _of_all_shards(self, name: str, key_of: Callable[[int], bytes], limit: int) -> list[Any]:
         """What a script that only reads says of the shards: one call, or one for each where a call must keep to one."""

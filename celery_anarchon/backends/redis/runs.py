@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 from celery_anarchon.backends.redis.batches import RedisBatches
-from celery_anarchon.backends.redis.records import answer, known, optional, read_optional, runs, terms_json
+from celery_anarchon.backends.redis.records import known, optional, read_optional, runs, terms_json
 from celery_anarchon.backends.redis.scripts import Argument, script
 from celery_anarchon.backends.redis.store import decoded, encoded
 from celery_anarchon.backends.runs import (
@@ -30,6 +32,7 @@ from celery_anarchon.backends.runs import (
     check_ends_of_a_body,
     check_ends_of_a_wait,
 )
+from celery_anarchon.errors import OutcomeUnknown
 from celery_anarchon.model import UNSETTLED, GateAnswer, Millis, Run
 
 
@@ -46,13 +49,9 @@ class RedisRuns(RedisBatches, RunBackend):
                 *(one.attempt, one.retries, encoded(one.token), encoded(one.worker), terms_json(one.terms)),
                 *(int(one.acks_late), "" if one.late is None else one.late, encoded(one.beat)),
             ),
-            width=3,
         )
         where = self.describe()
-        return [
-            StartResult(answer(GateAnswer, word, where), int(attempt), read_optional(holder))
-            for word, attempt, holder in replies
-        ]
+        return [_start_result(reply, where) for (reply,) in replies]
 
     # --- what its holder says -----------------------------------------------------------------------------------------
 
@@ -128,6 +127,20 @@ class RedisRuns(RedisBatches, RunBackend):
 
     def ever_had_workers(self) -> bool:
         return bool(self._reply([script("had_workers")([self._keys.workers_since], [])], writes=False)[0])
+
+
+def _start_result(reply: Any, where: str) -> StartResult:
+    try:
+        word, attempt, holder = reply.split(b" ", 2)
+        return StartResult(_answer(word), int(attempt), read_optional(holder))
+    except (AttributeError, ValueError) as error:
+        # Neither yes nor no may be read into it.
+        raise OutcomeUnknown(f"{where}: the answer was {reply!r}") from error
+
+
+@lru_cache
+def _answer(word: bytes) -> GateAnswer:
+    return GateAnswer(word.decode())
 
 
 def _fence(hold: RunHold) -> tuple[Argument, ...]:

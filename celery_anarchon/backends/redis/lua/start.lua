@@ -2,7 +2,7 @@
 -- KEYS, for each: see common.
 -- ARGV, for each: job, slot, attempt and retries of the message, token, worker, terms (JSON), '1': acknowledges late,
 --   late (empty: not known), beat.
--- Reply, for each: answer, attempt, who holds it (optional).
+-- Reply, for each: a text of answer, attempt, who holds it (optional), spaces between them.
 local now = clock()
 local replies = {}
 
@@ -98,6 +98,6 @@ for i = 0, #KEYS / 5 - 1 do
   }
   local answer, attempt, holder = start(
     row, tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4]), ARGV[a + 5], ARGV[a + 6], given)
-  replies[3 * i + 1], replies[3 * i + 2], replies[3 * i + 3] = answer, attempt, holder and '=' .. holder or '-'
+  replies[i + 1] = answer .. ' ' .. attempt .. ' ' .. (holder and '=' .. holder or '-')
 end
 return replies
