@@ -149,7 +149,25 @@ class Keeper:
         """
         with self._io:
             self._ready()
-            return self._backend.start([start])[0]
+            ends = self._ends_to_tell_along()
+            if not ends:
+                return self._backend.start([start])[0]
+            told, results = self._backend.settle_and_start(ends, [start])
+            self._ends_were_told(ends, told)
+            return results[0]
+
+    def _ends_to_tell_along(self) -> list[Settlement]:
+        """With the next question, where that costs no further wait. Not past what has to go before them."""
+        if not self._told.ends or not self._backend.tells_along():
+            return []
+        with self._lock:
+            return [] if self._told.backs else self._told.ends[:ROWS_A_CALL]
+
+    def _ends_were_told(self, ends: list[Settlement], answers: Sequence[bool]) -> None:
+        with self._lock:
+            del self._told.ends[: len(ends)]
+        self._note_refused(ends, answers)
+        self._tell_of_ends(ends, answers)
 
     def add(self, held: Held) -> None:
         with self._lock:

@@ -220,6 +220,16 @@ class RunBackend(LeaseBackend):
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """W15: the run's end; True also when asked again. False: refused, nothing changed."""
 
+    def tells_along(self) -> bool:
+        """Whether :meth:`settle_and_start` is one round trip."""
+        return False
+
+    def settle_and_start(
+        self, settlements: Sequence[Settlement], starts: Sequence[Start]
+    ) -> tuple[list[bool], list[StartResult]]:
+        """W27: ``settle``, and then ``start``: a worker that asks anyway tells along what has ended."""
+        return self.settle(settlements), self.start(starts)
+
     @abc.abstractmethod
     def retrying(self, tries: Sequence[NextTry]) -> list[bool]:
         """W17: RETRYING, without a lease, with the queue limit counted from the next try's ETA. False: moved on."""

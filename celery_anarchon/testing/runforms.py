@@ -117,6 +117,18 @@ def heartbeat(client: RunBackend, job: str, slot: Millis, token: str, attempt: i
     return client.heartbeat([held(job, slot, token, attempt, retries)])[0]
 
 
+def ending(
+    job: str,
+    slot: Millis,
+    token: str,
+    attempt: int = 1,
+    retries: int = 0,
+    state: RunState = RunState.SUCCEEDED,
+    reason: str | None = None,
+) -> Settlement:
+    return Settlement(job=job, slot=slot, attempt=attempt, retries=retries, token=token, state=state, reason=reason)
+
+
 def settle(
     client: RunBackend,
     job: str,
@@ -127,7 +139,7 @@ def settle(
     state: RunState = RunState.SUCCEEDED,
     reason: str | None = None,
 ) -> bool:
-    end = Settlement(job=job, slot=slot, attempt=attempt, retries=retries, token=token, state=state, reason=reason)
+    end = ending(job, slot, token, attempt, retries, state, reason)
     return client.settle([end])[0]
 
 

@@ -1,4 +1,4 @@
-"""The suite of a store that follows runs, and its clauses W4, W5, W16, W20-W26. Each docstring names the incident it
+"""The suite of a store that follows runs, and its clauses W4, W5, W16, W20-W27. Each docstring names the incident it
 prevents.
 
 Belongs here: what beats, sweepers and people do with runs. Does not belong here: the gate (:mod:`.gates`), who holds a
@@ -34,7 +34,9 @@ from celery_anarchon.testing.runforms import (
     bring,
     claim_run,
     confirm_run,
+    delivery,
     end_lapsed,
+    ending,
     heartbeat,
     look,
     retrying,
@@ -337,6 +339,25 @@ class RunSuite(UnansweredSuite):
         asked = partial(end_lapsed, other, "job", base + 2, state=SUPERSEDED, reason="job-removed")
         self.refuses(harness, base + 2, partial(asked, QUEUED), partial(asked, RunState.WAITING))
         assert claim_run(client, "job", base + 3, "x", QUEUE_ONE) is WAITING, "it waits as ever"
+
+    def test_W27_an_end_is_told_along_with_a_question(self, harness: BackendHarness) -> None:
+        """The question is asked and the end forgotten; or the next run of the job finds alive what has ended."""
+        client, other = harness.connect_run(), harness.connect_run()
+        base = self.base(client)
+        for number in range(2):
+            bring(client, "job", base + number, RUNNING)
+        send(client, "another job", base)
+        question = delivery("another job", base, "e")
+        mine, foreign = (ending("job", base + number, token) for number, token in enumerate(("d", "not mine")))
+        told, (result,) = client.settle_and_start([mine, foreign], [question])
+        assert told == [True, False] and result.answer is GateAnswer.START
+        assert [state_of(other, "job", base + number) for number in (0, 1)] == [SUCCEEDED, RUNNING]
+        assert state_of(other, "another job", base) is RUNNING
+        assert client.settle_and_start([mine], [question]) == ([True], [result]), "asked again"
+        # Made from its message, it may not overlap: the end comes first.
+        unheard_of = delivery("job", base + 5, "f", of=SKIP)
+        ends = [ending("job", base + 1, "d")]
+        assert client.settle_and_start(ends, [unheard_of])[1][0].answer is GateAnswer.UNKNOWN
 
     def test_W25_a_run_is_as_late_as_its_first_publish(self, harness: BackendHarness) -> None:
         """A worker dies, the next attempt is published half a minute later, and "why was it late?" is asked of a beat

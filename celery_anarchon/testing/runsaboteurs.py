@@ -325,6 +325,21 @@ class DispatchesWhatRan(MemoryBackend):
         return done
 
 
+class ForgetsWhatIsToldAlong(MemoryBackend):
+    """W27: the question is asked, and what has ended lives until its lease is over."""
+
+    def settle_and_start(self, settlements: Any, starts: Any) -> Any:
+        return [True] * len(settlements), self.start(starts)
+
+
+class TellsBehindTheQuestion(MemoryBackend):
+    """W27: the next run of a job that may not overlap finds alive what has ended."""
+
+    def settle_and_start(self, settlements: Any, starts: Any) -> Any:
+        started = self.start(starts)
+        return self.settle(settlements), started
+
+
 class EndsWhatWaitsAtOnce(MemoryBackend):
     """W26: a beat that does not know the job ends the slot that waits, whatever its time."""
 
@@ -431,6 +446,7 @@ RUN_SABOTEURS: dict[str, tuple[type[MemoryBackend], ...]] = {
     "W24": (OneWorkerForEachLabel, ForgetsItHadWorkers),
     "W25": (IsAsLateAsItsLastAttempt,),
     "W26": (EndsWhatWaitsAtOnce, EndsWhatWaitsBesideOthers),
+    "W27": (ForgetsWhatIsToldAlong, TellsBehindTheQuestion),
 }
 """Clause -> the backends that break it."""
 

@@ -25,7 +25,9 @@ from celery_anarchon.testing.runforms import (
     TWICE,
     bring,
     confirm_run,
+    delivery,
     end_lapsed,
+    ending,
     give_back,
     heartbeat,
     release,
@@ -100,6 +102,9 @@ class UnansweredSuite(OneStepSuite):
             "start": partial(start, client, "job", slot, "d"),
             "heartbeat": partial(heartbeat, client, "job", slot, "d"),
             "settle": partial(settle, client, "job", slot, "d"),
+            "settle_and_start": partial(
+                client.settle_and_start, [ending("job", slot, "d")], [delivery("job", slot + 1, "d")]
+            ),
             "retrying": partial(retrying, client, "job", slot, "d"),
             "give_back": partial(give_back, client, "job", slot, "d"),
             "release": partial(release, client, "job", slot, "d"),

@@ -182,7 +182,7 @@ class PostgresHarness(BackendHarness):
         # An app's connection that has been lost once is followed by some of our own.
         client.now()
         source = client._source  # type: ignore[attr-defined]
-        engine = (getattr(source, "_own", None) or source)._engine
+        engine = getattr(source, "_own", {}).get("own", source)._engine
         event.listen(engine, "after_cursor_execute", lose)
         try:
             yield

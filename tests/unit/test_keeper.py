@@ -28,6 +28,7 @@ class Noted(MemoryBackend):
         super().__init__(**kwargs)
         self.told: list[str] = []
         self.failing: dict[str, Exception] = {}
+        self.along = False
 
     def _note(self, name: str) -> None:
         self.told.append(name)
@@ -45,6 +46,13 @@ class Noted(MemoryBackend):
     def settle(self, settlements: Any) -> Any:
         self._note("settle")
         return super().settle(settlements)
+
+    def tells_along(self) -> bool:
+        return self.along
+
+    def settle_and_start(self, settlements: Any, starts: Any) -> Any:
+        self._note("settle and start")
+        return super().settle_and_start(settlements, starts)
 
     def release(self, holds: Any) -> Any:
         self._note("release")
@@ -179,6 +187,31 @@ def test_no_release_goes_before_an_end_that_was_not_told(desk: Desk) -> None:
     assert desk.backend.told[-2:] == ["settle", "release"]
     assert desk.run("ended").state is RunState.SUCCEEDED
     assert [claim.job for claim in desk.reader.lapsed(10)] == ["cut"]
+
+
+def test_an_end_goes_along_with_the_next_question(desk: Desk) -> None:
+    """On a store where that is one round trip; and not past what has to be told before it."""
+    first = desk.start("first")
+    desk.keeper.settle(first, RunState.SUCCEEDED)
+    desk.start("alone")
+    assert desk.run("first").state is RunState.RUNNING
+    desk.backend.along = True
+    second = desk.start("second")
+    assert desk.run("first").state is RunState.SUCCEEDED
+    assert [event.job for event in desk.told if isinstance(event, Settled)] == ["first"]
+    desk.keeper.turn()
+    assert "settle" not in desk.backend.told, "it was told, and is forgotten"
+    desk.keeper.settle(second, RunState.FAILED, "exception")
+    desk.backend.failing["settle and start"] = OutcomeUnknown("the reply was lost")
+    with pytest.raises(OutcomeUnknown):
+        desk.start("third")
+    desk.backend.failing.clear()
+    desk.keeper.give_back(RunHold(job="third", slot=desk.slot, attempt=1, retries=0, token="third"), 1)
+    desk.backend.told.clear()
+    desk.start("fourth")
+    assert desk.run("second").state is RunState.RUNNING, "what is given back goes first"
+    desk.keeper.turn()
+    assert desk.run("second").state is RunState.FAILED
 
 
 def test_an_end_that_the_store_did_not_hear_is_told_again(desk: Desk) -> None:

@@ -33,15 +33,11 @@ class RedisBatches(RedisStore):
         width: int = 1,
     ) -> list[Sequence[Any]]:
         """Ask a script that writes runs, with their keys, job, slot, and what *args_of* adds."""
-        return self._each(
-            name,
-            items,
-            self._keys.of,
-            lambda job, one: (job, one.slot, *args_of(one)),
-            before=before,
-            width=width,
-            wait=True,
-        )
+        return self._each(name, items, self._keys.of, _named(args_of), before=before, width=width, wait=True)
+
+    def _call(self, name: str, items: Sequence[Any], args_of: Callable[[Any], tuple[Argument, ...]]) -> Call:
+        """The one call that asks such a script, where a call may be of any shards."""
+        return _packed(name, items, self._keys.of, _named(args_of))
 
     def _done(
         self,
@@ -75,16 +71,9 @@ class RedisBatches(RedisStore):
         wait: bool = False,
     ) -> list[Sequence[Any]]:
         """Ask a script for each item; what it replied to each, *width* values long, in their order."""
-        operation = script(name)
 
         def call_of(some: Sequence[Any]) -> Call:
-            keys: list[bytes] = []
-            args: list[Argument] = [*before]
-            for item in some:
-                job = encoded(item.job)
-                keys += keys_of(job)
-                args += args_of(job, item)
-            return operation(keys, args)
+            return _packed(name, some, keys_of, args_of, before)
 
         def rows_of(reply: Any) -> list[Sequence[Any]]:
             if not isinstance(reply, list) or len(reply) % width:
@@ -129,3 +118,23 @@ class RedisBatches(RedisStore):
         groups = [[key] for key in keys] if self._source.sharded else [keys]
         look = script(name)
         return self._reply([look(group, [max(limit, 0)]) for group in groups], writes=False)
+
+
+def _named(args_of: Callable[[Any], tuple[Argument, ...]]) -> Callable[[bytes, Any], tuple[Argument, ...]]:
+    return lambda job, one: (job, one.slot, *args_of(one))
+
+
+def _packed(
+    name: str,
+    items: Sequence[Any],
+    keys_of: Callable[[bytes], tuple[bytes, ...]],
+    args_of: Callable[[bytes, Any], tuple[Argument, ...]],
+    before: tuple[Argument, ...] = (),
+) -> Call:
+    keys: list[bytes] = []
+    args: list[Argument] = [*before]
+    for item in items:
+        job = encoded(item.job)
+        keys += keys_of(job)
+        args += args_of(job, item)
+    return script(name)(keys, args)

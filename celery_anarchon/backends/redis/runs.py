@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from celery_anarchon.backends.redis.batches import RedisBatches
+from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE, RedisBatches
 from celery_anarchon.backends.redis.records import known, optional, read_optional, runs, terms_json
 from celery_anarchon.backends.redis.scripts import Argument, script
 from celery_anarchon.backends.redis.store import decoded, encoded
@@ -42,16 +42,26 @@ class RedisRuns(RedisBatches, RunBackend):
     # --- the gate -----------------------------------------------------------------------------------------------------
 
     def start(self, starts: Sequence[Start]) -> list[StartResult]:
-        replies = self._asked(
-            "start",
-            starts,
-            lambda one: (
-                *(one.attempt, one.retries, encoded(one.token), encoded(one.worker), terms_json(one.terms)),
-                *(int(one.acks_late), "" if one.late is None else one.late, encoded(one.beat)),
-            ),
-        )
+        replies = self._asked("start", starts, _question)
         where = self.describe()
         return [_start_result(reply, where) for (reply,) in replies]
+
+    def tells_along(self) -> bool:
+        return not self._source.sharded
+
+    def settle_and_start(
+        self, settlements: Sequence[Settlement], starts: Sequence[Start]
+    ) -> tuple[list[bool], list[StartResult]]:
+        if not self.tells_along() or max(len(settlements), len(starts)) > ROWS_AT_ONCE:
+            return super().settle_and_start(settlements, starts)
+        check_ends_of_a_body(settlements)
+        told, started = self._reply(
+            [self._call("settle", settlements, _end), self._call("start", starts, _question)], writes=True, wait=True
+        )
+        where = self.describe()
+        ended = self._rows("settle", _listed(told), len(settlements), told)
+        begun = self._rows("start", _listed(started), len(starts), started)
+        return [done == 1 for done in ended], [_start_result(reply, where) for reply in begun]
 
     # --- what its holder says -----------------------------------------------------------------------------------------
 
@@ -60,7 +70,7 @@ class RedisRuns(RedisBatches, RunBackend):
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         check_ends_of_a_body(settlements)
-        return self._done("settle", settlements, lambda one: (*_fence(one), str(one.state), optional(one.reason)))
+        return self._done("settle", settlements, _end)
 
     def retrying(self, tries: Sequence[NextTry]) -> list[bool]:
         return self._done("retrying", tries, lambda one: (*_fence(one), one.delay))
@@ -127,6 +137,21 @@ class RedisRuns(RedisBatches, RunBackend):
 
     def ever_had_workers(self) -> bool:
         return bool(self._reply([script("had_workers")([self._keys.workers_since], [])], writes=False)[0])
+
+
+def _question(one: Start) -> tuple[Argument, ...]:
+    return (
+        *(one.attempt, one.retries, encoded(one.token), encoded(one.worker), terms_json(one.terms)),
+        *(int(one.acks_late), "" if one.late is None else one.late, encoded(one.beat)),
+    )
+
+
+def _end(one: Settlement) -> tuple[Argument, ...]:
+    return (*_fence(one), str(one.state), optional(one.reason))
+
+
+def _listed(reply: Any) -> list[Any]:
+    return reply if isinstance(reply, list) else []
 
 
 def _start_result(reply: Any, where: str) -> StartResult:
