@@ -4,8 +4,8 @@ The sender is the Celery app. Instants are aware UTC datetimes, spans are second
 :class:`~celery_anarchon.model.RunState`. Receivers take any further arguments: some may be added.
 
 A receiver runs between two steps of the beat, or of the worker's main process (there in the main thread, or in the one
-that keeps its leases): it must be quick, for nothing is sent and no lease renewed meanwhile. What it raises is logged and
-goes no further.
+that keeps its leases): it must be quick, for nothing is sent and no lease renewed meanwhile. What it raises is logged
+and goes no further.
 
 Belongs here: which event is which signal. Does not belong here: any event's cause.
 """
