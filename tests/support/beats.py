@@ -50,6 +50,8 @@ class Beats:
             **self.broker.settings,
             "anarchon_backend": self.home.url,
             "timezone": "UTC",
+            # Else Celery has an entry of its own, which is due once a day, at four, in the middle of a window.
+            "result_expires": None,
             "jobs": self.jobs,
             **self.settings,
         }
