@@ -151,7 +151,7 @@ class LooksThenStarts(MemoryBackend):
 
     def _judge(self, record: Record, now: Millis, start: Start) -> GateAnswer:  # type: ignore[override]
         answer = MemoryBackend._judge(record, now, start)
-        threading.Event().wait(1e-3)
+        threading.Event().wait(1e-2)
         return answer
 
     @contextmanager

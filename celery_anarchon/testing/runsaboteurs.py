@@ -158,7 +158,7 @@ class LooksThenClaims(MemoryBackend):
 
     def _overlapping(self, space: Any, now: Millis, request: ClaimRequest) -> Answer | None:
         answer = super()._overlapping(space, now, request)
-        threading.Event().wait(1e-3)
+        threading.Event().wait(1e-2)
         return answer
 
     @contextmanager
@@ -244,7 +244,7 @@ class LooksThenGoesOn(MemoryBackend):
     def _takeover(self, space: Any, now: Millis, wish: Takeover) -> int | None:
         record = space.find(wish.job, wish.slot)
         if record is not None and record.state is RUNNING and record.lapsed(now) and record.attempts_left():
-            threading.Event().wait(1e-3)
+            threading.Event().wait(2e-2)
             record.state, record.attempt, record.lease_until = RUNNING, wish.from_attempt, now
         return super()._takeover(space, now, wish)
 

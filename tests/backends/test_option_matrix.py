@@ -9,6 +9,8 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from support.waiting import wait_for
 from celery_anarchon import Anarchon, Scheduler
 from celery_anarchon.backends.base import AgedBackend, LeaseBackend
 from celery_anarchon.backends.redis.store import Keys
+from celery_anarchon.backends.runs import Worker
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import OptionError
 from celery_anarchon.model import Millis
@@ -180,6 +183,10 @@ class Told:
         """The first one of a job."""
         return next(message for message in self.messages if message.headers["anarchon"]["job"] == job)
 
+    @cached_property
+    def with_workers(self) -> WithWorkers:
+        return WithWorkers(self.column, self.servers)
+
     def header(self, job: str) -> Any:
         return self.message(job).headers["anarchon"]
 
@@ -193,6 +200,25 @@ class Told:
 
     def kept(self, job: str) -> list[float]:
         return sorted((slot_of(run) - self.first) / MINUTE for run in self.history(job))
+
+
+class WithWorkers(Told):
+    """The first messages of a fleet that has workers: there runs are followed."""
+
+    def __init__(self, column: str, servers: Servers) -> None:
+        self.column = column
+        self.servers = servers
+        while not self._begin():
+            self.end()
+        self.beats.run(self.first + 5 * SECOND)
+        self.messages = self.beats.messages()
+        self.end()
+
+    def _define(self) -> None:
+        with closing(self.make()) as store:
+            store.open("columns")
+            store.worker_seen(Worker(owner="worker", label="worker", version="1"))
+        super()._define()
 
 
 # --- what each option does, where it is honoured ----------------------------------------------------------------------
@@ -264,16 +290,16 @@ def overlap(told: Told) -> None:
 
 def max_attempts(told: Told) -> None:
     assert told.header("max_attempts")["max_attempts"] == 2
-    assert told.header("plain")["max_attempts"] is None
+    assert told.with_workers.header("plain")["max_attempts"] is None
 
 
 def queue_timeout(told: Told) -> None:
-    assert told.header("queue_timeout")["queue_timeout"] == 420
+    assert told.with_workers.header("queue_timeout")["queue_timeout"] == 420
 
 
 def on_unknown(told: Told) -> None:
     assert told.header("on_unknown")["on_unknown"] == "skip"
-    assert told.header("plain")["on_unknown"] == "repeat"
+    assert told.with_workers.header("plain")["on_unknown"] == "repeat"
 
 
 def catch_up(told: Told) -> None:
@@ -287,7 +313,7 @@ def coalesce(told: Told) -> None:
 
 def anarchon_lease(told: Told) -> None:
     assert {request.lease for batch in told.beats.batches for request in batch} == {150 * SECOND}
-    assert told.header("plain")["lease"] == 150
+    assert told.with_workers.header("plain")["lease"] == 150
 
 
 def anarchon_heartbeat(told: Told) -> None:

@@ -11,12 +11,12 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.pool import StaticPool
-from support.appending import together
 from support.postgres_servers import Postgres, private_postgres
 from support.waiting import wait_for
 
 from celery_anarchon import PostgresBackend
 from celery_anarchon.model import Answer
+from celery_anarchon.testing.contenders import at_once
 from celery_anarchon.testing.harness import ask, claim, claim_all, raised_by
 
 
@@ -92,7 +92,7 @@ def test_threads_that_share_the_one_connection_of_an_engine(server: Postgres, op
         def claims(owner: str) -> None:
             answers.extend(claim(backend, "job", slot + number, owner) for number in range(20))
 
-        together([lambda owner=owner: claims(owner) for owner in "abcd"])
+        at_once([lambda owner=owner: claims(owner) for owner in "abcd"])
         assert sorted(answers) == [Answer.TAKEN] * 60 + [Answer.WON] * 20
     finally:
         engine.dispose()
@@ -111,7 +111,7 @@ def test_threads_that_find_the_connection_broken_share_what_replaces_it(server: 
             made.append(own)
             if len(made) == 1:
                 # Another thread finds the same, and is done before this one has what it needs.
-                together([lambda: claim(backend, "job", slot, "a")])
+                at_once([lambda: claim(backend, "job", slot, "a")])
             return own
 
         source._like = making

@@ -6,10 +6,10 @@ from contextlib import closing
 
 from sqlalchemy import create_engine
 from sqlalchemy.pool import StaticPool
-from support.appending import together
 
 from celery_anarchon import SqliteBackend
 from celery_anarchon.model import Answer
+from celery_anarchon.testing.contenders import at_once
 from celery_anarchon.testing.harness import claim
 
 
@@ -25,7 +25,7 @@ def test_threads_that_share_the_one_connection_of_an_engine() -> None:
             def claims(owner: str) -> None:
                 answers.extend(claim(backend, "job", slot + number, owner) for number in range(20))
 
-            together([lambda owner=owner: claims(owner) for owner in "abcd"])
+            at_once([lambda owner=owner: claims(owner) for owner in "abcd"])
             assert sorted(answers) == [Answer.TAKEN] * 60 + [Answer.WON] * 20
     finally:
         engine.dispose()

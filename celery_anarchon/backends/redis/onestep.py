@@ -89,7 +89,7 @@ class RedisOneStep(RedisRuns, OneStepBackend):
             return _read(row)
         except ValueError as error:
             # Neither yes nor no may be read into it.
-            raise OutcomeUnknown(f"{self.describe()}: the answer was {row!r}") from error
+            raise OutcomeUnknown(f"{self.describe()}: claim was answered {row!r}") from error
 
     def decided(self, places: Sequence[tuple[str, Millis]], owner: str) -> list[ClaimResult | None]:
         if not places:
