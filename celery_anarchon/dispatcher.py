@@ -16,12 +16,12 @@ No Celery, no thread and no sleep in here: :meth:`Dispatcher.tick` returns how l
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from celery_anarchon import events, wire
 from celery_anarchon.agenda import Agenda
 from celery_anarchon.backends.base import ClaimBackend, Confirmation
+from celery_anarchon.burst import Burst
 from celery_anarchon.chains import Chains
 from celery_anarchon.claiming import Asked, Claiming
 from celery_anarchon.clock import Clock, SystemClock
@@ -38,22 +38,17 @@ from celery_anarchon.planning import Planning
 from celery_anarchon.publishing import BrokerAway, Builder, Dispatch, Publisher, PublishUnclear
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
-from celery_anarchon.sharing import Share, Side
 from celery_anarchon.skew import FleetClock, Standing
 from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper
 from celery_anarchon.takeovers import Takeovers
 from celery_anarchon.unanswered import Unanswered
 from celery_anarchon.unsent import Unsent
-from celery_anarchon.wants import Want, Won, batches, move_cursors
+from celery_anarchon.wants import Want, Won, batches
 
 logger = logging.getLogger("celery_anarchon.beat")
 
 UNCLEAR_WAIT = 0.5
-
-MOMENT: Millis = 250
-"""How long what is left of a burst is left to the beats that are at it: a look at each slot takes from them what they
-need to send it."""
 
 
 class Dispatcher:
@@ -96,7 +91,6 @@ class Dispatcher:
         self._broker = Outage(self.clock)
         self._opened = False
         self._closed = False
-        self._left_to_others_at = -math.inf
 
         self._ledger = Ledger(backend)
         self._journal = Journal(backend, self.clock)
@@ -151,6 +145,16 @@ class Dispatcher:
             self.one_step,
             owner=owner,
             label=label,
+        )
+        self._burst = Burst(
+            self._planning,
+            self._roster,
+            self.one_step,
+            self.clock,
+            batch=self.settings.batch,
+            begin=self._begin,
+            finish=self._finish,
+            goes_on=self._goes_on,
         )
         self._takeovers = Takeovers(self._sweeper, self._claiming, self._unsent, self.fanout)
 
@@ -226,48 +230,7 @@ class Dispatcher:
         if self._roster.in_doubt:
             # The clock may have been set before it was read: nothing is given up, or claimed, by such a reading.
             return
-        due = self.agenda.pop_due(now)
-        share = Share(due, self._roster.place)
-        wants: list[Want] = []
-        try:
-            self._send(share, now, wants)
-        finally:
-            move_cursors(wants)
-            if share.enclosed:
-                self._left_to_others_at = self.clock.monotonic()
-                for watched in share:
-                    watched.not_before = max(watched.not_before, now + MOMENT)
-            for watched in due:
-                if watched.looked_at < 0:
-                    # Else its timetable has just failed, and would again.
-                    self._planning.again(watched)
-
-    def _send(self, share: Share, now: Millis, wants: list[Want]) -> None:
-        """Plan, claim and publish batch after batch; what is planned goes into *wants*. While answers are under way the
-        next batch is begun."""
-        under_way: tuple[Asked, Side] | None = None
-        try:
-            for batch, side in self._batches(share, now, wants):
-                asked = self._begin(batch)
-                before, under_way = under_way, (asked, side) if asked.under_way else None
-                if before is not None:
-                    self._finish(share, *before)
-                if not asked.under_way and self._goes_on():
-                    self._finish(share, asked, side)
-        finally:
-            if under_way is not None:
-                self._finish(share, *under_way)
-
-    def _batches(self, share: Share, now: Millis, wants: list[Want]) -> Iterator[tuple[Sequence[Want], Side]]:
-        # Once: what others have not sent by then is nobody's.
-        may_leave = self.clock.monotonic() - self._left_to_others_at > 4 * MOMENT / 1000
-        while share and self._goes_on() and not (may_leave and share.enclosed):
-            side = share.side
-            some = self._planning.some(share, now)
-            wants += some
-            for batch in batches(some, self.settings.batch):
-                if self._goes_on():
-                    yield batch, side
+        self._burst.send(self.agenda.pop_due(now), now)
 
     def _goes_on(self) -> bool:
         return not (self.stopping() or self._broker.away)
@@ -279,12 +242,8 @@ class Dispatcher:
     def _won(self, asked: Asked) -> list[Won]:
         return asked.won()
 
-    def _finish(self, share: Share, asked: Asked, side: Side) -> None:
+    def _finish(self, asked: Asked) -> None:
         self._publish(self._won(asked))
-        if self.one_step.others_are_faster:
-            share.was_taken(side)
-        else:
-            share.was_open(side)
 
     def _ask_again(self) -> None:
         """Where nobody takes over: claims whose answer was lost. What they won may be planned by nobody any more."""
@@ -293,7 +252,7 @@ class Dispatcher:
         if not wants or self.stopping() or not self._broker_answers():
             return
         for batch in batches(wants, self.settings.batch):
-            self._publish(self._won(self._begin(batch)))
+            self._finish(self._begin(batch))
 
     def _publish(self, won: Iterable[Won]) -> None:
         for item in won:

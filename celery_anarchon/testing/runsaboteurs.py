@@ -12,18 +12,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from celery_anarchon.backends.base import ClaimRequest, ClaimResult, Confirmation, GivenUp, Hold, LapsedClaim, Takeover
+from celery_anarchon.backends.base import Confirmation, GivenUp, Hold, LapsedClaim, Takeover
 from celery_anarchon.backends.memory import MemoryBackend
-from celery_anarchon.backends.memorystore import Record
-from celery_anarchon.backends.runs import (
-    LapsedEnd,
-    Start,
-    StartResult,
-    Unstarted,
-    Waiting,
-    Worker,
+from celery_anarchon.backends.runs import Start, StartResult, Worker
+from celery_anarchon.model import Millis, RunState
+from celery_anarchon.testing.endingsaboteurs import (
+    DispatchesWhatRan,
+    EndsWhatCanGoOn,
+    EndsWhatIsConfirmedOnly,
+    EndsWhatItRead,
+    EndsWhatWaitsAtOnce,
+    EndsWhatWaitsBesideOthers,
+    ExpiresWhatRuns,
+    ForgetsWhatIsToldAlong,
+    ListsAllThatWait,
+    ReleasesWhatLapsed,
+    ReleasesWhatWaits,
+    TellsBehindTheQuestion,
 )
-from celery_anarchon.model import Answer, Millis, Run, RunState
 from celery_anarchon.testing.gatesaboteurs import (
     AnswersWithTheMessage,
     LooksThenStarts,
@@ -59,6 +65,16 @@ from celery_anarchon.testing.holdersaboteurs import (
     SettlesForAnybody,
     SettlesOnce,
 )
+from celery_anarchon.testing.overlapsaboteurs import (
+    EverySlotWaits,
+    FailedHoldsTheGuard,
+    LooksThenClaims,
+    OverlapsWhatLapsed,
+    OverlapsWhatRetries,
+    OverlapsWhatWaits,
+    SkipsForAClaim,
+    WaitsForNothing,
+)
 
 QUEUED, RUNNING, RETRYING = RunState.QUEUED, RunState.RUNNING, RunState.RETRYING
 
@@ -90,105 +106,6 @@ class CountsFromTheConfirm(MemoryBackend):
 
     def _confirm(self, space: Any, now: Millis, confirmation: Confirmation) -> bool:
         return super()._confirm(space, now, replace(confirmation, delay=0))
-
-
-class _Blind(MemoryBackend):
-    """Some of the other runs do not count for overlap."""
-
-    def _sees(self, record: Record, now: Millis) -> bool:
-        raise NotImplementedError
-
-    def _overlapping(self, space: Any, now: Millis, request: ClaimRequest) -> Answer | None:
-        mine = space.runs[request.job]
-        unseen = {slot: mine.pop(slot) for slot, record in list(mine.items()) if not self._sees(record, now)}
-        try:
-            return super()._overlapping(space, now, request)
-        finally:
-            mine.update(unseen)
-
-
-class OverlapsWhatLapsed(_Blind):
-    """W2: a run whose lease is over is dead."""
-
-    def _sees(self, record: Record, now: Millis) -> bool:
-        return not record.lapsed(now)
-
-
-class OverlapsWhatRetries(_Blind):
-    """W2: a run that waits for its next try does not live."""
-
-    def _sees(self, record: Record, now: Millis) -> bool:
-        return record.state is not RETRYING
-
-
-class OverlapsWhatWaits(_Blind):
-    """W2: a slot that waits for its turn is not in the way."""
-
-    def _sees(self, record: Record, now: Millis) -> bool:
-        return record.state is not RunState.WAITING
-
-
-class FailedHoldsTheGuard(MemoryBackend):
-    """W2: a run that failed is still in the way."""
-
-    def _overlapping(self, space: Any, now: Millis, request: ClaimRequest) -> Answer | None:
-        failed = [record for record in space.runs[request.job].values() if record.state is RunState.FAILED]
-        for record in failed:
-            record.state = RUNNING
-        try:
-            return super()._overlapping(space, now, request)
-        finally:
-            for record in failed:
-                record.state = RunState.FAILED
-
-
-class SkipsForAClaim(MemoryBackend):
-    """W2: a slot that nobody has sent yet costs the next one."""
-
-    def _overlapping(self, space: Any, now: Millis, request: ClaimRequest) -> Answer | None:
-        answer = super()._overlapping(space, now, request)
-        if answer is Answer.WAIT:
-            space.put(request.job, request.slot, Record(RunState.SKIPPED, ended_at=now), RunState.SKIPPED)
-            return Answer.SKIPPED
-        return answer
-
-
-class LooksThenClaims(MemoryBackend):
-    """W2: looks for other runs, and claims in a second step."""
-
-    def _overlapping(self, space: Any, now: Millis, request: ClaimRequest) -> Answer | None:
-        answer = super()._overlapping(space, now, request)
-        threading.Event().wait(1e-2)
-        return answer
-
-    @contextmanager
-    def _locked(self) -> Iterator[Any]:
-        yield self._store.spaces[self.namespace], self._store.clock.wall()
-
-
-class EverySlotWaits(MemoryBackend):
-    """W3: nothing is superseded."""
-
-    def _overlapping(self, space: Any, now: Millis, request: ClaimRequest) -> Answer | None:
-        waiting = dict(space.runs[request.job])
-        answer = super()._overlapping(space, now, request)
-        for slot, record in waiting.items():
-            if record.state is RunState.SUPERSEDED and record.reason == "newer-slot":
-                record.reason = record.ended_at = None
-                space.put(request.job, slot, record, RunState.WAITING)
-        return answer
-
-
-class WaitsForNothing(MemoryBackend):
-    """W3: the slot that waits is claimed like any other."""
-
-    def _claim(self, space: Any, now: Millis, request: ClaimRequest) -> ClaimResult:
-        record = space.find(request.job, request.slot)
-        if record is not None and record.state is RunState.WAITING:
-            self._hand_out(record, now, request)
-            space.put(request.job, request.slot, record, RunState.CLAIMED, now + request.lease)
-            return ClaimResult(Answer.WON)
-        return super()._claim(space, now, request)
 
 
 class ListsClaimsOnly(MemoryBackend):
@@ -273,120 +190,6 @@ class MisfiresWhatHasRun(MemoryBackend):
         if done:
             space.find(ending.job, ending.slot).state = RunState.MISFIRE
         return done
-
-
-class ExpiresWhatRuns(MemoryBackend):
-    """W20: a message that expired ends its run, whatever the run does."""
-
-    def _unstarted(self, space: Any, now: Millis, message: Unstarted) -> bool:
-        record = space.find(message.job, message.slot)
-        if record is not None and record.attempt == message.attempt and record.state in (RUNNING, RETRYING):
-            record.state = QUEUED
-        return super()._unstarted(space, now, message)
-
-
-class EndsWhatIsConfirmedOnly(MemoryBackend):
-    """W20: a message that is gone is of no run while its beat has not said that it was sent."""
-
-    def _unstarted(self, space: Any, now: Millis, message: Unstarted) -> bool:
-        record = space.find(message.job, message.slot)
-        return (record is None or record.state is not RunState.CLAIMED) and super()._unstarted(space, now, message)
-
-
-class EndsWhatItRead(MemoryBackend):
-    """W21: what was on the list is ended without looking again."""
-
-    def _end_lapsed(self, space: Any, now: Millis, ending: LapsedEnd) -> bool:
-        record = space.find(ending.job, ending.slot)
-        if record is not None and record.state is ending.was and record.lease_until is not None:
-            record.lease_until = min(record.lease_until, now)
-        return super()._end_lapsed(space, now, ending)
-
-
-class EndsWhatCanGoOn(MemoryBackend):
-    """W21: a sweeper that does not know the job ends its runs."""
-
-    def _end_lapsed(self, space: Any, now: Millis, ending: LapsedEnd) -> bool:
-        record = space.find(ending.job, ending.slot)
-        if record is not None and record.state is ending.was is RUNNING and record.sweep_at() <= now:
-            self._settle_as(space, now, ending.job, ending.slot, ending.state, ending.reason)
-        return super()._end_lapsed(space, now, ending)
-
-
-class DispatchesWhatRan(MemoryBackend):
-    """W21: a run that had a body becomes dispatched, and its message may start it again."""
-
-    def _end_lapsed(self, space: Any, now: Millis, ending: LapsedEnd) -> bool:
-        if ending.state is not RunState.DISPATCHED:
-            return super()._end_lapsed(space, now, ending)
-        done = super()._end_lapsed(space, now, replace(ending, state=RunState.LOST))
-        if done:
-            space.find(ending.job, ending.slot).state = RunState.DISPATCHED
-        return done
-
-
-class ForgetsWhatIsToldAlong(MemoryBackend):
-    """W27: the question is asked, and what has ended lives until its lease is over."""
-
-    def settle_and_start(self, settlements: Any, starts: Any) -> Any:
-        return [True] * len(settlements), self.start(starts)
-
-
-class TellsBehindTheQuestion(MemoryBackend):
-    """W27: the next run of a job that may not overlap finds alive what has ended."""
-
-    def settle_and_start(self, settlements: Any, starts: Any) -> Any:
-        started = self.start(starts)
-        return self.settle(settlements), started
-
-
-class EndsWhatWaitsAtOnce(MemoryBackend):
-    """W26: a beat that does not know the job ends the slot that waits, whatever its time."""
-
-    def _end_waiting(self, space: Any, now: Millis, ending: LapsedEnd, record: Record) -> bool:
-        return super()._end_waiting(space, now + 10**9, ending, record)
-
-
-class EndsWhatWaitsBesideOthers(MemoryBackend):
-    """W26: the slot that waits ends though the run that it waits for lives, and its holder may still know the job."""
-
-    def _end_waiting(self, space: Any, now: Millis, ending: LapsedEnd, record: Record) -> bool:
-        space.has_living = lambda *_: False
-        try:
-            return super()._end_waiting(space, now, ending, record)
-        finally:
-            del space.has_living
-
-
-class ListsAllThatWait(MemoryBackend):
-    """W22: every slot that waits is listed, also while its job is busy."""
-
-    def waiting(self, limit: int) -> list[Waiting]:
-        with self._locked() as (space, _):
-            waiting = sorted((slot, job) for job, slot in space.held_up)
-            return [Waiting(job=job, slot=slot) for slot, job in waiting[:limit]]
-
-
-class ReleasesWhatWaits(MemoryBackend):
-    """W23: the slot that waits is lost with the run that it waits for."""
-
-    def release_job(self, job: str) -> list[Run]:
-        released = super().release_job(job)
-        with self._locked() as (space, now):
-            for slot, _ in list(space.living(job)):
-                self._settle_as(space, now, job, slot, RunState.LOST, "released")
-        return released
-
-
-class ReleasesWhatLapsed(MemoryBackend):
-    """W23: what seems alive is not released."""
-
-    def release_job(self, job: str) -> list[Run]:
-        with self._locked() as (space, now):
-            lapsed = [(slot, record) for slot, record in space.living(job) if record.lapsed(now)]
-            for slot, _ in lapsed:
-                self._settle_as(space, now, job, slot, RunState.LOST, "released")
-            return [self._run(job, slot, record) for slot, record in lapsed]
 
 
 class OneWorkerForEachLabel(MemoryBackend):
