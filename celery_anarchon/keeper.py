@@ -130,6 +130,8 @@ class Keeper:
         self._wake = threading.Event()
         self._gathered = threading.Event()
         """Set by the stop only: nothing is waited for any more."""
+        self._went_along = 0
+        """How many times ends went along with a question."""
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._beat_at = 0.0
@@ -166,6 +168,7 @@ class Keeper:
     def _ends_were_told(self, ends: list[Settlement], answers: Sequence[bool]) -> None:
         with self._lock:
             del self._told.ends[: len(ends)]
+            self._went_along += 1
         self._note_refused(ends, answers)
         self._tell_of_ends(ends, answers)
 
@@ -243,10 +246,24 @@ class Keeper:
     def _run(self) -> None:
         while not self._stopping:
             if self._wake.wait(self._rest()) and not self._stopping:
-                # Ends come in bursts: a moment's patience makes one call of many.
-                self._gathered.wait(GATHER)
+                self._gather()
             self._wake.clear()
             self.turn()
+
+    def _gather(self) -> None:
+        """Ends come in bursts: a moment's patience makes one call of many. And while questions take them along, they
+        need no call of their own."""
+        went = -1
+        while went != self._went_along and not self._stopping:
+            went = self._went_along
+            self._gathered.wait(GATHER)
+            if self._outage.away or self._others_wait() or self._rest() <= 0:
+                return
+
+    def _others_wait(self) -> bool:
+        """Whether there is something to tell or to ask that goes along with no question."""
+        told = self._told
+        return bool(told.backs or told.tries or told.unstarted or told.releases or self._unanswered)
 
     def turn(self) -> None:
         """Tell what there is to tell, and heartbeat when it is time. Raises nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -212,6 +213,60 @@ def test_an_end_goes_along_with_the_next_question(desk: Desk) -> None:
     assert desk.run("second").state is RunState.RUNNING, "what is given back goes first"
     desk.keeper.turn()
     assert desk.run("second").state is RunState.FAILED
+
+
+class Patience:
+    """Instead of the keeper's own waiting: at each wait something happens, or nothing."""
+
+    def __init__(self, *happens: Callable[[], Any]) -> None:
+        self._happens = list(happens)
+        self.waits = 0
+
+    def wait(self, _: float) -> None:
+        self.waits += 1
+        if self._happens:
+            self._happens.pop(0)()
+
+
+def test_ends_wait_for_questions_while_these_come(desk: Desk) -> None:
+    desk.backend.along = True
+
+    def next_run(name: str, before: Held) -> Held:
+        desk.keeper.settle(before, RunState.SUCCEEDED)
+        return desk.start(name)
+
+    runs = [desk.start("run-0")]
+    steps = [lambda n=n: runs.append(next_run(f"run-{n}", runs[-1])) for n in range(1, 4)]
+    patience = desk.keeper._gathered = Patience(*steps)  # type: ignore[assignment]
+    desk.keeper._beat_at = math.inf
+    desk.keeper._gather()
+    assert patience.waits == 4, "as long as they come, and once for the last"
+    assert [desk.run(f"run-{n}").state for n in range(4)] == [RunState.SUCCEEDED] * 3 + [RunState.RUNNING]
+
+
+def test_what_goes_along_with_no_question_waits_for_none(desk: Desk) -> None:
+    desk.backend.along = True
+    ended, cut = desk.start("ended"), desk.start("cut")
+    desk.keeper.settle(ended, RunState.SUCCEEDED)
+
+    def ask_and_release() -> None:
+        desk.start("other")
+        desk.keeper.release(cut)
+
+    patience = desk.keeper._gathered = Patience(ask_and_release, lambda: desk.start("more"))  # type: ignore[assignment]
+    desk.keeper._beat_at = math.inf
+    desk.keeper._gather()
+    assert patience.waits == 1
+
+
+def test_questions_do_not_hold_up_the_heartbeat(desk: Desk) -> None:
+    desk.backend.along = True
+    ended = desk.start("ended")
+    desk.keeper.settle(ended, RunState.SUCCEEDED)
+    patience = desk.keeper._gathered = Patience(lambda: desk.start("a"), lambda: desk.start("b"))  # type: ignore[assignment]
+    desk.keeper._beat_at = desk.clock.monotonic()
+    desk.keeper._gather()
+    assert patience.waits == 1
 
 
 def test_an_end_that_the_store_did_not_hear_is_told_again(desk: Desk) -> None:
