@@ -14,6 +14,7 @@ from typing import Any
 import libsql as client_of_libsql
 import pytest
 from support.libsql_servers import Sqld, private_sqld
+from support.opened import opening
 
 from celery_anarchon.backends import backend_from_url, libsql
 from celery_anarchon.backends.sqlite import SqliteBackend
@@ -33,17 +34,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sqld]:
 
 @pytest.fixture
 def opened(server: Sqld, namespace: str) -> Iterator[Callable[..., SqliteBackend]]:
-    backends = []
-
-    def make(database: Any = None) -> SqliteBackend:
-        backend = SqliteBackend(database or server.url, namespace)
-        backends.append(backend)
-        backend.open("app")
-        return backend
-
-    yield make
-    for backend in backends:
-        backend.close()
+    with opening(lambda database=server.url: SqliteBackend(database, namespace)) as make:
+        yield make
 
 
 def base(backend: SqliteBackend) -> Millis:

@@ -15,6 +15,7 @@ import psycopg_pool
 import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, event
+from support.opened import opening
 from support.postgres_servers import Postgres, private_postgres
 
 from celery_anarchon import PostgresBackend
@@ -36,18 +37,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
 
 @pytest.fixture
 def opened(server: Postgres, namespace: str) -> Iterator[Callable[..., PostgresBackend]]:
-    """Make a backend of this test's tables, opened, closed in the end."""
-    backends = []
-
-    def make(connection: Any = None, table: str = namespace) -> PostgresBackend:
-        backend = PostgresBackend(connection or server.url, table)
-        backends.append(backend)
-        backend.open("app")
-        return backend
-
-    yield make
-    for backend in backends:
-        backend.close()
+    """Make a backend of this test's tables."""
+    with opening(lambda connection=server.url, table=namespace: PostgresBackend(connection, table)) as make:
+        yield make
 
 
 def base(backend: PostgresBackend) -> Millis:

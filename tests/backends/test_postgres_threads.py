@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.pool import StaticPool
+from support.opened import claimed_by_threads, opening
 from support.postgres_servers import Postgres, private_postgres
 from support.waiting import wait_for
 
@@ -28,18 +29,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
 
 @pytest.fixture
 def opened(server: Postgres, namespace: str) -> Iterator[Callable[..., PostgresBackend]]:
-    """Make a backend of this test's tables, opened, closed in the end."""
-    backends = []
-
-    def make(connection: Any = None) -> PostgresBackend:
-        backend = PostgresBackend(connection or server.url, namespace)
-        backends.append(backend)
-        backend.open("app")
-        return backend
-
-    yield make
-    for backend in backends:
-        backend.close()
+    """Make a backend of this test's tables."""
+    with opening(lambda connection=server.url: PostgresBackend(connection, namespace)) as make:
+        yield make
 
 
 class Watched:
@@ -85,15 +77,7 @@ def test_a_thread_that_waits_for_the_connection_takes_no_reply_of_another(server
 def test_threads_that_share_the_one_connection_of_an_engine(server: Postgres, opened: Any) -> None:
     engine = create_engine(server.url.replace("postgresql:", "postgresql+psycopg:"), poolclass=StaticPool)
     try:
-        backend = opened(engine)
-        slot = backend.now() - 60_000
-        answers: list[Answer] = []
-
-        def claims(owner: str) -> None:
-            answers.extend(claim(backend, "job", slot + number, owner) for number in range(20))
-
-        at_once([lambda owner=owner: claims(owner) for owner in "abcd"])
-        assert sorted(answers) == [Answer.TAKEN] * 60 + [Answer.WON] * 20
+        claimed_by_threads(opened(engine))
     finally:
         engine.dispose()
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sqlite_files import Opened, base, engine_on, opening
+from support.opened import opening
+from support.sqlite_files import Opened, base, engine_on
 
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.errors import BackendUnavailable
@@ -30,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
-    with opening() as make:
+    with opening(SqliteBackend) as make:
         yield make
 
 

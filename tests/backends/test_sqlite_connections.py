@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.pool import StaticPool
-from support.sqlite_files import Opened, base, engine_on, opening, refusal
+from support.opened import opening
+from support.sqlite_files import Opened, base, engine_on, refusal
 
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError
@@ -30,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
-    with opening() as make:
+    with opening(SqliteBackend) as make:
         yield make
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sqlite_files import Opened, base, opening
+from support.opened import opening
+from support.sqlite_files import Opened, base
 from support.statements import statements_of, steps_of
 
 from celery_anarchon.backends.base import Beat, ClaimRequest, Confirmation, GivenUp, Hold, Keep, Sighting, Takeover
@@ -27,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
-    with opening() as make:
+    with opening(SqliteBackend) as make:
         yield make
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event
-from support.sqlite_files import Opened, base, opening, refusal
+from support.opened import opening
+from support.sqlite_files import Opened, base, refusal
 
 from celery_anarchon.backends import sqlite as module
 from celery_anarchon.backends import sqliteconnections
@@ -33,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
-    with opening() as make:
+    with opening(SqliteBackend) as make:
         yield make
 
 
@@ -119,7 +120,7 @@ def test_a_reader_makes_nothing(path: Path, opened: Any) -> None:
     assert claim(beat, "job", slot, "a") is Answer.WON
     assert len(reader.history("job", 10)) == 1, "what begins while it looks is seen"
     with pytest.raises(LayoutMismatch):
-        opened(path, "another app", create=False)
+        opened(path, app="another app", create=False)
 
 
 def test_a_full_disk(path: Path, opened: Any) -> None:
@@ -231,7 +232,7 @@ def test_names_with_everything_in_them(tmp_path: Path, opened: Any) -> None:
 
 
 def test_another_app_is_refused_with_both_names_and_the_fix(path: Path, opened: Any) -> None:
-    opened(path, "billing")
+    opened(path, app="billing")
     words = refusal(SqliteBackend(path))
     assert (
         words == "namespace anarchon_runs: belongs to app billing, and this is app app; set table=... to give this "
@@ -241,7 +242,7 @@ def test_another_app_is_refused_with_both_names_and_the_fix(path: Path, opened: 
 
 
 def test_two_tables_are_two_stores(path: Path, opened: Any) -> None:
-    one, two = opened(path, table="one"), opened(path, "other app", table="two")
+    one, two = opened(path, table="one"), opened(path, app="other app", table="two")
     slot = base(one)
     assert claim(one, "job", slot, "a") is Answer.WON
     assert claim(two, "job", slot, "b") is Answer.WON

@@ -18,22 +18,6 @@ Opened = Callable[..., SqliteBackend]
 
 
 @contextmanager
-def opening() -> Iterator[Opened]:
-    """Something that opens a database; what it opened is closed afterwards."""
-    made: list[SqliteBackend] = []
-
-    def make(database: Any, app: str = "app", *, create: bool = True, **options: Any) -> SqliteBackend:
-        backend = SqliteBackend(database, **options)
-        made.append(backend)
-        backend.open(app, create=create)
-        return backend
-
-    yield make
-    for backend in made:
-        backend.close()
-
-
-@contextmanager
 def engine_on(path: Path, **options: Any) -> Iterator[Any]:
     engine = create_engine(f"sqlite:///{path}", **options)
     try:
