@@ -15,7 +15,7 @@ from celery_anarchon.backends.base import ClaimRequest, Confirmation, Keep
 from celery_anarchon.backends.postgres import PostgresBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
 
-JOBS, RETENTION, SECONDS = [f"job {number}" for number in range(100)], 60_000, 285
+JOBS, RETENTION, SECONDS = [f"job {number}" for number in range(100)], 60_000, 300
 
 
 @pytest.fixture(params=["postgres", "sqlite"])
