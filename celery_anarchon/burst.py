@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from celery_anarchon.agenda import Watched
+from celery_anarchon.agenda import Agenda, Watched
 from celery_anarchon.claiming import Asked
 from celery_anarchon.clock import Clock
 from celery_anarchon.model import Millis
@@ -29,23 +29,25 @@ class Burst:
     """One beat's part of what falls due.
 
     :param batch: how many slots are asked for at once.
-    :param begin: asks for a batch.
+    :param begin: asks for a batch, of this beat's own part of the burst or of another's.
     :param finish: publishes what such a question has won.
     :param goes_on: asked between two steps; once it is false, what is won is finished and nothing new is begun.
     """
 
     def __init__(
         self,
+        agenda: Agenda,
         planning: Planning,
         roster: Roster,
         one_step: OneStep,
         clock: Clock,
         *,
         batch: int,
-        begin: Callable[[Sequence[Want]], Asked],
+        begin: Callable[[Sequence[Want], bool], Asked],
         finish: Callable[[Asked], None],
         goes_on: Callable[[], bool],
     ) -> None:
+        self._agenda = agenda
         self._planning = planning
         self._roster = roster
         self._one_step = one_step
@@ -58,7 +60,7 @@ class Burst:
 
     def send(self, due: Sequence[Watched], now: Millis) -> None:
         """Plan, claim and publish what *due* owes at *now*; then each of it is planned anew."""
-        share = Share(due, self._roster.place)
+        share = Share(due, self._roster.place, self._roster.part)
         wants: list[Want] = []
         try:
             self._send(share, now, wants)
@@ -67,7 +69,8 @@ class Burst:
             if share.enclosed:
                 self._left_to_others_at = self._clock.monotonic()
                 for watched in share:
-                    watched.not_before = max(watched.not_before, now + MOMENT)
+                    # It is due all the while, so its timetable need not be asked.
+                    self._agenda.look_at(watched, max(watched.not_before, now + MOMENT))
             for watched in due:
                 if watched.looked_at < 0:
                     # Else its timetable has just failed, and would again.
@@ -77,8 +80,8 @@ class Burst:
         """What is planned goes into *wants*. While answers are under way the next batch is begun."""
         under_way: tuple[Asked, Side] | None = None
         try:
-            for batch, side in self._batches(share, now, wants):
-                asked = self._begin(batch)
+            for batch, side, abroad in self._batches(share, now, wants):
+                asked = self._begin(batch, abroad)
                 before, under_way = under_way, (asked, side) if asked.under_way else None
                 if before is not None:
                     self._finish(share, *before)
@@ -88,16 +91,16 @@ class Burst:
             if under_way is not None:
                 self._finish(share, *under_way)
 
-    def _batches(self, share: Share, now: Millis, wants: list[Want]) -> Iterator[tuple[Sequence[Want], Side]]:
+    def _batches(self, share: Share, now: Millis, wants: list[Want]) -> Iterator[tuple[Sequence[Want], Side, bool]]:
         # Once: what others have not sent by then is nobody's.
         may_leave = self._clock.monotonic() - self._left_to_others_at > 4 * MOMENT / 1000
         while share and self._goes_on() and not (may_leave and share.enclosed):
-            side = share.side
+            side, abroad = share.side, share.abroad
             some = self._planning.some(share, now)
             wants += some
             for batch in batches(some, self._batch):
                 if self._goes_on():
-                    yield batch, side
+                    yield batch, side, abroad
 
     def _finish(self, share: Share, asked: Asked, side: Side) -> None:
         self._publish(asked)

@@ -78,13 +78,16 @@ class Claiming:
             enqueue=message if isinstance(message, Enqueue) else None,
         )
 
-    def begin(self, batch: Sequence[Want]) -> Asked:
+    def begin(self, batch: Sequence[Want], *, abroad: bool = False) -> Asked:
         """Ask for *batch*, where messages go along with the claims. What is won without one waits for it to be
-        published, so that is asked for only when it is this batch's turn."""
+        published, so that is asked for only when it is this batch's turn.
+
+        :param abroad: others have most likely sent it by now.
+        """
         terms_of = self._roster.terms_of
         asks = [Ask(want.watched.job, want.slot, 1, want.due, terms_of(want.watched.job)) for want in batch]
         asks = self.unanswered.as_first(asks)
-        known = self._decided(asks)
+        known = self._decided(asks, abroad=abroad)
         answered: list[tuple[Want, Ask, Message, ClaimResult]] = [
             (want, ask, None, result)
             for want, ask, result in zip(batch, asks, known, strict=True)
@@ -113,8 +116,8 @@ class Claiming:
 
         return Asked(won, under_way is not None)
 
-    def _decided(self, asks: Sequence[Ask]) -> list[ClaimResult | None]:
-        return self._one_step.decided(asks, alone=not self._roster.others_live)
+    def _decided(self, asks: Sequence[Ask], *, abroad: bool = False) -> list[ClaimResult | None]:
+        return self._one_step.decided(asks, alone=not self._roster.others_live, abroad=abroad)
 
     def _won(self, want: Want, ask: Ask, message: Message, result: ClaimResult, lease_over: float) -> Won | None:
         """What of this answer is this beat's to go on with."""

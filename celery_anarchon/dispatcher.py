@@ -147,6 +147,7 @@ class Dispatcher:
             label=label,
         )
         self._burst = Burst(
+            self.agenda,
             self._planning,
             self._roster,
             self.one_step,
@@ -235,9 +236,9 @@ class Dispatcher:
     def _goes_on(self) -> bool:
         return not (self.stopping() or self._broker.away)
 
-    def _begin(self, batch: Sequence[Want]) -> Asked:
+    def _begin(self, batch: Sequence[Want], abroad: bool = False) -> Asked:
         self._look()
-        return self._claiming.begin(batch)
+        return self._claiming.begin(batch, abroad=abroad)
 
     def _won(self, asked: Asked) -> list[Won]:
         return asked.won()

@@ -136,19 +136,21 @@ class OneStep:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def decided(self, asks: Sequence[Ask], *, alone: bool) -> list[ClaimResult | None]:
+    def decided(self, asks: Sequence[Ask], *, alone: bool, abroad: bool) -> list[ClaimResult | None]:
         """The answers that the store has for these slots already, where looking for them first pays: a message that
         another beat has sent by now would be made in vain, and its signals would lie.
 
         :param alone: no other beat was seen lately.
+        :param abroad: others have most likely sent them by now.
         """
         known: list[ClaimResult | None] = [None] * len(asks)
         if not asks or not self._ready():
             return known
+        all_of_them = abroad or self.others_are_faster
         numbers = [
             number
             for number, ask in enumerate(asks)
-            if self.others_are_faster or not (alone or self.builder.quick(ask.job, ask.terms))
+            if all_of_them or not (alone or self.builder.quick(ask.job, ask.terms))
         ]
         if numbers:
             places = [(asks[number].job.name, asks[number].slot) for number in numbers]

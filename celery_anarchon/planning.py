@@ -61,9 +61,11 @@ class Planning:
         self._label = label
 
     def some(self, share: Share, now: Millis) -> list[Want]:
-        """What the next few jobs of *share* owe, those of one job together and oldest first: enough for a batch."""
+        """What the next few jobs of *share* owe, those of one job together and oldest first: enough for a batch, and
+        none of another beat's part together with those of this beat's own."""
         wants: list[Want] = []
-        while share and len(wants) < self._batch:
+        abroad = share.abroad
+        while share and len(wants) < self._batch and share.abroad is abroad:
             wants += self._of(share.take(), now)
         return wants
 

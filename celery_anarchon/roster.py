@@ -65,6 +65,8 @@ class Roster:
         """Whether another beat was seen lately. Until the store was asked, the careful answer."""
         self.place = 0.0
         """Where this beat stands among those that live, from 0 to less than 1: all at equal distances."""
+        self.part = 1.0
+        """How far it is to the next one."""
         self.had_workers = False
         """Whether a worker that asks the store was ever seen. Until then runs end, for the store, when they are sent:
         nobody would settle them."""
@@ -144,7 +146,7 @@ class Roster:
         others = [beat for beat in living if beat.owner != self._owner]
         self.others_live = bool(others)
         owners = sorted({self._owner, *(beat.owner for beat in living)})
-        self.place = owners.index(self._owner) / len(owners)
+        self.place, self.part = owners.index(self._owner) / len(owners), 1 / len(owners)
         if isinstance(backend, RunBackend):
             self._look_for_workers(backend)
         self.agreed = all(beat.schedule == self._schedule for beat in living)

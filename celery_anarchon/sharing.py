@@ -2,8 +2,9 @@
 
 All beats have one ring of jobs, and each begins at a place of its own, which follows from who else lives. It goes
 forward until it comes to what another beat has sent by now; then backward from where it began, towards the beat behind
-it. So two beats meet at the edges of what they did, and not at every second job. Where a beat has met others on both
-sides, what lies between is theirs, most likely, and it leaves them a moment for it.
+it. So two beats meet at the edges of what they did, and not at every second job. Up to the place of the next beat the
+ring is a beat's own part; beyond, others have most likely been, and it looks before it makes messages. Where a beat has
+met others on both sides, what lies between is theirs, most likely, and it leaves them a moment for it.
 
 Nothing is agreed upon, and nothing depends on it: who sends a slot is the store's answer.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import zlib
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -31,11 +33,19 @@ class Share:
     """The jobs that are due, in the order of one beat.
 
     :param begin: its place in the ring, from 0 to less than 1.
+    :param part: how much of the ring is its own, from there on: the whole is 1.
     """
 
-    def __init__(self, due: Iterable[Watched], begin: float) -> None:
+    def __init__(self, due: Iterable[Watched], begin: float, part: float = 1.0) -> None:
         first = round(begin * _RING)
-        self._left = deque(sorted(due, key=lambda watched: (_place(watched.job.name) - first) % _RING))
+
+        def place(watched: Watched) -> int:
+            return (_place(watched.job.name) - first) % _RING
+
+        ordered = sorted(due, key=place)
+        self._left = deque(ordered)
+        self._own = bisect_left(ordered, round(part * _RING), key=place)
+        """How many of its own part are left, in front."""
         self._met: set[Side] = set()
         self.side = Side.FORWARD
         """From where the next one is taken."""
@@ -47,9 +57,17 @@ class Share:
         """What is left."""
         return iter(self._left)
 
+    @property
+    def abroad(self) -> bool:
+        """The next one is of another beat's part."""
+        return self._own <= 0 or self.side is Side.BACKWARD
+
     def take(self) -> Watched:
         """The next one."""
-        return self._left.popleft() if self.side is Side.FORWARD else self._left.pop()
+        if self.side is Side.BACKWARD:
+            return self._left.pop()
+        self._own -= 1
+        return self._left.popleft()
 
     def was_open(self, side: Side) -> None:
         """What was taken from there was this beat's, most of it."""

@@ -69,9 +69,9 @@ class Hooked(Dispatcher):
             return
         DEEDS[deed]()
 
-    def _begin(self, batch: Any) -> Any:
+    def _begin(self, *batch: Any) -> Any:
         self._pass("before-claim")
-        return super()._begin(batch)
+        return super()._begin(*batch)
 
     def _won(self, asked: Any) -> Any:
         won = super()._won(asked)

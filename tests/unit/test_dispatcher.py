@@ -515,9 +515,9 @@ class Frozen(Dispatcher):
             self.freeze_at = ""
             self.thaw()
 
-    def _begin(self, batch: Any) -> Any:
+    def _begin(self, *batch: Any) -> Any:
         self._freeze("before claim")
-        return super()._begin(batch)
+        return super()._begin(*batch)
 
     def _won(self, asked: Any) -> Any:
         won = super()._won(asked)

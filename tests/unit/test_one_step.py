@@ -19,6 +19,7 @@ from celery_anarchon.errors import ConfigurationError
 from celery_anarchon.job import Job
 from celery_anarchon.model import Answer, GateAnswer, Millis, Overlap, RunState, Terms
 from celery_anarchon.publishing import BrokerAway, Dispatch, NothingToSend, NotOneStep
+from celery_anarchon.sharing import Share
 from celery_anarchon.timetable import Chain
 
 QUEUE = "queue"
@@ -120,14 +121,33 @@ def test_where_messages_cost_nothing_nobody_looks_first(world: World) -> None:
 
 
 def test_where_others_are_faster_it_looks_first_all_the_same(world: World) -> None:
-    jobs = [job(f"job-{n}") for n in range(400)]
+    jobs = [job(f"job-{n}") for n in range(800)]
     first, second = Maker(cheap=True), Maker(cheap=True)
     world.beat("a", *jobs, builder=first)
     world.beat("b", *jobs, builder=second)
     world.run(MINUTE)
-    assert len(queue(world)) == len(set(queue(world))) == 400
-    assert len(first.built) == 400
+    assert len(queue(world)) == len(set(queue(world))) == 800
+    assert len(first.built) == 800
     assert len(second.built) == 2 * world.settings.batch, "and none of the third: two are under way before it knows"
+
+
+def test_beyond_its_own_part_of_a_burst_a_beat_looks_first(world: World) -> None:
+    jobs = [job(f"job-{n}") for n in range(400)]
+    first, second = Maker(cheap=True), Maker(cheap=True)
+    world.beat("a", *jobs, builder=first)
+    world.beat("b", *jobs, builder=second)
+    world.run(MINUTE - SECOND)
+    beat = world.beats["a"]
+    part, own = Share(beat.agenda, beat._roster.place, beat._roster.part), []
+    while not part.abroad:
+        own.append(part.take().job.name)
+    beat.stopping = lambda: len(first.built) >= len(own)
+    world.run(2 * SECOND, "a")
+    assert {name for name, _ in first.built} == set(own)
+    assert "decided" not in world.backend("a").calls
+    world.run(2 * SECOND, "b")
+    assert not set(first.built) & set(second.built), "nothing was made in vain"
+    assert len(queue(world)) == len(set(queue(world))) == 400
 
 
 def test_a_beat_in_two_steps_beside_one_in_one(world: World) -> None:

@@ -47,6 +47,26 @@ def test_what_others_have_taken_is_gone_round() -> None:
     assert not share
 
 
+@pytest.mark.parametrize("beats", [1, 2, 3, 8])
+def test_the_parts_of_all_beats_are_the_whole(beats: int) -> None:
+    found: list[str] = []
+    for number in range(beats):
+        share = Share(due(), number / beats, 1 / beats)
+        while share and not share.abroad:
+            found += names(share, 1)
+        assert (not share) is (beats == 1)
+    assert sorted(found) == sorted(watched.job.name for watched in due())
+
+
+def test_backward_all_is_of_others() -> None:
+    share = Share(due(), 0.5, 0.5)
+    assert not share.abroad
+    share.was_taken(Side.FORWARD)
+    assert share.abroad
+    share.was_taken(Side.BACKWARD)
+    assert not share.abroad, "its own part was not finished"
+
+
 @pytest.mark.parametrize("beats", [2, 3, 4, 8])
 def test_beats_meet_at_the_edges_only(beats: int) -> None:
     """All at one speed, a batch each in turn, until each has met others on both sides."""
