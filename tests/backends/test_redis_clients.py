@@ -23,6 +23,7 @@ from support.redis_servers import (
 )
 
 from celery_anarchon.backends.base import ClaimRequest
+from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend, handed
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
 from celery_anarchon.model import Answer
@@ -114,6 +115,15 @@ def test_a_full_pool_is_unavailable(server: Private, prefix: str) -> None:
         with handed._borrowed(client, backend._source._driver, "here"):
             assert isinstance(raised_by(lambda: claim(backend, "job", 1, "a")), BackendUnavailable)
         assert claim(backend, "job", 1, "a") is WON
+
+
+def test_a_pool_of_one_connection_carries_a_burst(server: Private, prefix: str) -> None:
+    """In one step the next batch is asked for while the last one is under way, where there are connections for both."""
+    with closing(redis.Redis(port=server.port, max_connections=1)) as client, opened(client, prefix) as backend:
+        slot = base(backend)
+        assert isinstance(backend, OneStepBackend)
+        under_way = [backend.begin_claims([ask(f"job-{n}", slot, "a")]) for n in range(3)]
+        assert [result.answer for results in under_way for result in results()] == [WON] * 3
 
 
 # --- what a server says -----------------------------------------------------------------------------------------------

@@ -35,10 +35,6 @@ class RedisBatches(RedisStore):
         """Ask a script that writes runs, with their keys, job, slot, and what *args_of* adds."""
         return self._each(name, items, self._keys.of, _named(args_of), before=before, width=width, wait=True)
 
-    def _call(self, name: str, items: Sequence[Any], args_of: Callable[[Any], tuple[Argument, ...]]) -> Call:
-        """The one call that asks such a script, where a call may be of any shards."""
-        return _packed(name, items, self._keys.of, _named(args_of))
-
     def _done(
         self,
         name: str,

@@ -51,6 +51,9 @@ class Handed(OneServer):
     def _use(self) -> AbstractContextManager[Any]:
         return _borrowed(self._client, self._driver, self.where)
 
+    # Its pool may have one connection only, and a call under way holds one.
+    begin = Source.begin
+
     def close(self) -> None:
         """It is not ours."""
 

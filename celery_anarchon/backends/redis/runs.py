@@ -42,7 +42,7 @@ class RedisRuns(RedisBatches, RunBackend):
     # --- the gate -----------------------------------------------------------------------------------------------------
 
     def start(self, starts: Sequence[Start]) -> list[StartResult]:
-        replies = self._asked("start", starts, _question)
+        replies = self._asked("start", starts, _question, before=(0,))
         where = self.describe()
         return [_start_result(reply, where) for (reply,) in replies]
 
@@ -55,13 +55,17 @@ class RedisRuns(RedisBatches, RunBackend):
         if not self.tells_along() or max(len(settlements), len(starts)) > ROWS_AT_ONCE:
             return super().settle_and_start(settlements, starts)
         check_ends_of_a_body(settlements)
-        told, started = self._reply(
-            [self._call("settle", settlements, _end), self._call("start", starts, _question)], writes=True, wait=True
-        )
-        where = self.describe()
-        ended = self._rows("settle", _listed(told), len(settlements), told)
-        begun = self._rows("start", _listed(started), len(starts), started)
-        return [done == 1 for done in ended], [_start_result(reply, where) for reply in begun]
+        rows = [(one, _end(one)) for one in settlements] + [(one, _question(one)) for one in starts]
+        keys: list[bytes] = []
+        args: list[Argument] = [len(settlements)]
+        for one, said in rows:
+            job = encoded(one.job)
+            keys += self._keys.of(job)
+            args += (job, one.slot, *said)
+        (reply,) = self._reply([script("start")(keys, args)], writes=True, wait=True)
+        found = self._rows("start", reply if isinstance(reply, list) else [], len(rows), reply)
+        where, ended = self.describe(), len(settlements)
+        return [done == 1 for done in found[:ended]], [_start_result(answer, where) for answer in found[ended:]]
 
     # --- what its holder says -----------------------------------------------------------------------------------------
 
@@ -148,10 +152,6 @@ def _question(one: Start) -> tuple[Argument, ...]:
 
 def _end(one: Settlement) -> tuple[Argument, ...]:
     return (*_fence(one), str(one.state), optional(one.reason))
-
-
-def _listed(reply: Any) -> list[Any]:
-    return reply if isinstance(reply, list) else []
 
 
 def _start_result(reply: Any, where: str) -> StartResult:

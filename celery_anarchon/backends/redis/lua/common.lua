@@ -211,3 +211,17 @@ local function optional(given)
   end
 end
 
+-- The body of the row number `i`, counted from 0, has ended, say the arguments from ARGV[a] on: job, slot, attempt,
+-- retries, token, state, reason (optional). 1 so recorded, 0 refused.
+local function body_ended(i, a, now)
+  local state = ARGV[a + 5]
+  local row = look(i, ARGV[a], ARGV[a + 1])
+  if not run_ended_by(row.run, ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]) then
+    return 0
+  end
+  if row.run.state == 'running' then
+    settle(row, now, state, optional(ARGV[a + 6]))
+  end
+  return row.run.state == state and 1 or 0
+end
+

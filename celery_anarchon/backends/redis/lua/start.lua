@@ -1,8 +1,8 @@
--- May these deliveries execute their bodies? The order of the questions is the contract's.
--- KEYS, for each: see common.
--- ARGV, for each: job, slot, attempt and retries of the message, token, worker, terms (JSON), '1': acknowledges late,
+-- Some bodies have ended; and then: may these deliveries execute theirs? The order of the questions is the contract's.
+-- KEYS, for each that has ended, and then for each that asks: see common.
+-- ARGV: how many have ended; for each of those: see body_ended; for each that asks: job, slot, attempt and retries of the message, token, worker, terms (JSON), '1': acknowledges late,
 --   late (empty: not known), beat.
--- Reply, for each: a text of answer, attempt, who holds it (optional), spaces between them.
+-- Reply, for each that has ended: 1 so recorded, 0 refused; for each that asks: a text of answer, attempt, who holds it (optional), spaces between them.
 local now = clock()
 local replies = {}
 
@@ -90,8 +90,12 @@ local function start(row, attempt, retries, token, worker, given)
   return answer, run.attempt, answer == 'duplicate' and run.worker
 end
 
-for i = 0, #KEYS / 5 - 1 do
-  local a = 10 * i
+local ended = tonumber(ARGV[1])
+for i = 0, ended - 1 do
+  replies[i + 1] = body_ended(i, 7 * i + 2, now)
+end
+for i = ended, #KEYS / 5 - 1 do
+  local a = 7 * ended + 10 * (i - ended) + 1
   local row = look(i, ARGV[a + 1], ARGV[a + 2])
   local given = {
     terms = ARGV[a + 7], acks_late = ARGV[a + 8] == '1', late = ARGV[a + 9], beat = ARGV[a + 10],
