@@ -23,7 +23,8 @@ class Watched:
     since: Millis
     """When this beat began to watch it: what fell due before was missed."""
     not_before: Millis = 0
-    """Not to be looked at earlier, whatever falls due: its timetable failed, or the store called it too early."""
+    """Not to be looked at earlier, whatever falls due: its timetable failed or has no slots of its own, or the store's
+    answer was none yet."""
     looked_at: Millis = -1
     """When it is to be looked at: the heap entry of that time counts, others are passed over. -1: not at all."""
 

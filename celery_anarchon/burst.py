@@ -30,7 +30,7 @@ class Burst:
 
     :param batch: how many slots are asked for at once.
     :param begin: asks for a batch, of this beat's own part of the burst or of another's.
-    :param finish: publishes what such a question has won.
+    :param publish: publishes what such a question has won.
     :param goes_on: asked between two steps; once it is false, what is won is finished and nothing new is begun.
     """
 
@@ -44,7 +44,7 @@ class Burst:
         *,
         batch: int,
         begin: Callable[[Sequence[Want], bool], Asked],
-        finish: Callable[[Asked], None],
+        publish: Callable[[Asked], None],
         goes_on: Callable[[], bool],
     ) -> None:
         self._agenda = agenda
@@ -54,7 +54,7 @@ class Burst:
         self._clock = clock
         self._batch = batch
         self._begin = begin
-        self._publish = finish
+        self._publish = publish
         self._goes_on = goes_on
         self._left_to_others_at = -math.inf
 
@@ -66,21 +66,27 @@ class Burst:
             self._send(share, now, wants)
         finally:
             move_cursors(wants)
-            if share.enclosed:
-                self._left_to_others_at = self._clock.monotonic()
+            if share and share.enclosed:
+                self._left_to_others_at, then = self._clock.monotonic(), self._clock.wall() + MOMENT
                 for watched in share:
                     # It is due all the while, so its timetable need not be asked.
-                    self._agenda.look_at(watched, max(watched.not_before, now + MOMENT))
+                    self._agenda.look_at(watched, max(watched.not_before, then))
             for watched in due:
                 if watched.looked_at < 0:
                     # Else its timetable has just failed, and would again.
                     self._planning.again(watched)
 
     def _send(self, share: Share, now: Millis, wants: list[Want]) -> None:
-        """What is planned goes into *wants*. While answers are under way the next batch is begun."""
+        """What is planned goes into *wants*. While answers are under way the next batch is begun, but for one that goes
+        on with the same job: its slots are claimed in their order."""
         under_way: tuple[Asked, Side] | None = None
+        last: Watched | None = None
         try:
             for batch, side, abroad in self._batches(share, now, wants):
+                if under_way is not None and batch[0].watched is last:
+                    first, under_way = under_way, None
+                    self._finish(share, *first)
+                last = batch[-1].watched
                 asked = self._begin(batch, abroad)
                 before, under_way = under_way, (asked, side) if asked.under_way else None
                 if before is not None:
@@ -92,11 +98,12 @@ class Burst:
                 self._finish(share, *under_way)
 
     def _batches(self, share: Share, now: Millis, wants: list[Want]) -> Iterator[tuple[Sequence[Want], Side, bool]]:
+        since = self._planning.working_since
         # Once: what others have not sent by then is nobody's.
-        may_leave = self._clock.monotonic() - self._left_to_others_at > 4 * MOMENT / 1000
+        may_leave = self._clock.monotonic() - self._left_to_others_at >= 2 * MOMENT / 1000
         while share and self._goes_on() and not (may_leave and share.enclosed):
             side, abroad = share.side, share.abroad
-            some = self._planning.some(share, now)
+            some = self._planning.some(share, now, since)
             wants += some
             for batch in batches(some, self._batch):
                 if self._goes_on():

@@ -111,7 +111,10 @@ class Claiming:
             answered.extend(zip(batch, asks, messages, results, strict=True))
             taken = sum(result.answer is Answer.TAKEN for *_, result in answered)
             self._one_step.was_taken(taken, len(answered))
-            items = [self._won(want, ask, message, result, lease_over) for want, ask, message, result in answered]
+            heard = self._fanout.is_heard(events.Claimed)
+            items = [
+                self._won(want, ask, message, result, lease_over, heard) for want, ask, message, result in answered
+            ]
             return [item for item in items if item is not None]
 
         return Asked(won, under_way is not None)
@@ -119,14 +122,16 @@ class Claiming:
     def _decided(self, asks: Sequence[Ask], *, abroad: bool = False) -> list[ClaimResult | None]:
         return self._one_step.decided(asks, alone=not self._roster.others_live, abroad=abroad)
 
-    def _won(self, want: Want, ask: Ask, message: Message, result: ClaimResult, lease_over: float) -> Won | None:
+    def _won(
+        self, want: Want, ask: Ask, message: Message, result: ClaimResult, lease_over: float, heard: bool
+    ) -> Won | None:
         """What of this answer is this beat's to go on with."""
         job, slot, answer = want.watched.job, want.slot, result.answer
         if answer is Answer.UNKNOWN:
             self._journal.doubt([want])
         else:
             self._resolve(want, answer)
-        sent = self._was_sent(ask, message, result)
+        sent = self._take(ask, message, result, heard)
         if answer in PAUSES:
             want.watched.not_before = self._clock.wall() + PAUSES[answer]
             return None
@@ -144,10 +149,13 @@ class Claiming:
         self._skips.won(job.name)
         return item
 
-    def _was_sent(self, ask: Ask, message: Message, result: ClaimResult, waited: Ready | None = None) -> bool:
-        """Take note of an answer, or that there is none; whether the message is out, by this call or by an earlier one
-        whose answer was lost."""
-        if result.answer in events.NEWS or self._fanout.is_heard(events.Claimed):
+    def _take(self, ask: Ask, message: Message, result: ClaimResult, heard: bool, waited: Ready | None = None) -> bool:
+        """Take note of an answer, or that there is none: once for each question. Whether the message is out, by this
+        call or by an earlier one whose answer was lost.
+
+        :param heard: somebody wants to hear of each answer.
+        """
+        if heard or result.answer in events.NEWS:
             self._fanout.emit(events.Claimed(job=ask.job.name, slot=ask.slot, answer=result.answer))
         if result.answer is Answer.UNKNOWN:
             self._lose(ask, message, waited)
@@ -184,8 +192,9 @@ class Claiming:
             results = self._claim(requests)
         answered += zip(asks, waited, messages, results, strict=True)
         won = []
+        heard = self._fanout.is_heard(events.Claimed)
         for ask, slot, message, result in answered:
-            sent = self._was_sent(ask, message, result, slot)
+            sent = self._take(ask, message, result, heard, slot)
             if sent or result.answer is Answer.WON:
                 item = Won(ask.job, ask.slot, result.attempt, deadline, terms=ask.terms)
                 if sent:

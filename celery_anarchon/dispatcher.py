@@ -154,10 +154,10 @@ class Dispatcher:
             self.clock,
             batch=self.settings.batch,
             begin=self._begin,
-            finish=self._finish,
+            publish=self._finish,
             goes_on=self._goes_on,
         )
-        self._takeovers = Takeovers(self._sweeper, self._claiming, self._unsent, self.fanout)
+        self._takeovers = Takeovers(self._sweeper, self._claiming, self._unsent, self._job_named, self.fanout)
 
     def open(self, opened: Callable[[], None] = lambda: None) -> None:
         """Open the store, and see whether messages can go along with claims. A store that is away is tried again by
@@ -256,9 +256,15 @@ class Dispatcher:
             self._finish(self._begin(batch))
 
     def _publish(self, won: Iterable[Won]) -> None:
+        heard = self.fanout.is_heard(events.Sending) or self.fanout.is_heard(events.Sent)
         for item in won:
             if item.late is not None:
-                self._note_sent(item, item.late)
+                # Its message went out with the claim.
+                if heard:
+                    self._note_sending(item, item.late)
+                    self._note_sent(item, item.late)
+                self._is_out(item)
+                item.decide()
                 continue
             self._look()
             if item.error is not None:
@@ -297,7 +303,8 @@ class Dispatcher:
             self._ledger.confirm(
                 Confirmation(**vars(item.hold(self.owner)), late=late, delay=job.delay(self.clock.wall()))
             )
-            self._is_out(item, late)
+            self._note_sent(item, late)
+            self._is_out(item)
         # Each branch left the slot with somebody: the store by a list above, or the retries by `_unsent`.
         self._journal.hold(job, slot)
         item.decide()
@@ -314,15 +321,12 @@ class Dispatcher:
         )
 
     def _note_sent(self, item: Won, late: Millis) -> None:
-        """Its message went out with the claim."""
-        self._note_sending(item, late)
-        self._is_out(item, late)
-        item.decide()
+        if not self.fanout.is_heard(events.Sent):
+            return
+        name, slot, run_id = item.job.name, item.slot, self._run_id(item)
+        self.fanout.emit(events.Sent(job=name, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
 
-    def _is_out(self, item: Won, late: Millis) -> None:
-        if self.fanout.is_heard(events.Sent):
-            name, slot, run_id = item.job.name, item.slot, self._run_id(item)
-            self.fanout.emit(events.Sent(job=name, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
+    def _is_out(self, item: Won) -> None:
         if self._broker.goes_on:
             self._broker_works()
         watched = self.agenda.get(item.job.name)

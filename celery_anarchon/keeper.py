@@ -160,7 +160,8 @@ class Keeper:
 
     def _ends_to_tell_along(self) -> list[Settlement]:
         """With the next question, where that costs no further wait. Not past what has to go before them."""
-        if not self._told.ends or not self._backend.tells_along():
+        if not self._told.ends or self._outage.away or not self._backend.tells_along():
+            # What could not be told just now must not keep a question from its answer.
             return []
         with self._lock:
             return [] if self._told.backs else self._told.ends[:ROWS_A_CALL]

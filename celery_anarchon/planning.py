@@ -60,21 +60,30 @@ class Planning:
         self._longest = longest
         self._label = label
 
-    def some(self, share: Share, now: Millis) -> list[Want]:
+    @property
+    def working_since(self) -> Millis:
+        """What fell due before was missed."""
+        return self._pulse.working_since
+
+    def some(self, share: Share, now: Millis, working_since: Millis) -> list[Want]:
         """What the next few jobs of *share* owe, those of one job together and oldest first: enough for a batch, and
-        none of another beat's part together with those of this beat's own."""
+        none of another beat's part together with those of this beat's own.
+
+        :param working_since: as it was when the burst began: a pause in the middle of it makes nothing a missed slot
+            that fell due before.
+        """
         wants: list[Want] = []
         abroad = share.abroad
         while share and len(wants) < self._batch and share.abroad is abroad:
-            wants += self._of(share.take(), now)
+            wants += self._of(share.take(), now, working_since)
         return wants
 
-    def _of(self, watched: Watched, now: Millis) -> list[Want]:
+    def _of(self, watched: Watched, now: Millis, working_since: Millis) -> list[Want]:
         """What the job owes; a timetable that fails is one job's trouble, and tried again later."""
         try:
             if isinstance(watched.job.timetable, Chain):
                 return self._chains.wants(watched, watched.job.timetable, now)
-            return self._of_slots(watched, now)
+            return self._of_slots(watched, now, working_since)
         except (BackendUnavailable, OutcomeUnknown):
             raise
         except Exception as error:
@@ -83,7 +92,7 @@ class Planning:
             self._agenda.look_at(watched, watched.not_before)
             return []
 
-    def _of_slots(self, watched: Watched, now: Millis) -> list[Want]:
+    def _of_slots(self, watched: Watched, now: Millis, working_since: Millis) -> list[Want]:
         job = watched.job
         plan = slots.plan(
             job.name,
@@ -91,7 +100,7 @@ class Planning:
             job.options,
             cursor=watched.cursor,
             now=now,
-            working_since=max(self._pulse.working_since, watched.since),
+            working_since=max(working_since, watched.since),
             limit=self._batch,
         )
         self._give_up(job, RunState.MISFIRE, "max-late", plan.too_late)

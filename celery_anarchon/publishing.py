@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from celery_anarchon.backends.base import Command
 from celery_anarchon.backends.onestep import OneStepBackend
@@ -12,8 +11,7 @@ from celery_anarchon.job import Job
 from celery_anarchon.model import Millis, Terms
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """One message to publish."""
 
     job: Job

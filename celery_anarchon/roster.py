@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import zlib
 from collections.abc import Mapping, Sequence
 
 from celery_anarchon import events, slots
@@ -63,8 +64,9 @@ class Roster:
         self._presence_at = clock.monotonic()
         self.others_live = True
         """Whether another beat was seen lately. Until the store was asked, the careful answer."""
-        self.place = 0.0
-        """Where this beat stands among those that live, from 0 to less than 1: all at equal distances."""
+        self.place = zlib.crc32(owner.encode()) / 2**32
+        """Where this beat stands among those that live, from 0 to less than 1: all at equal distances. Anywhere, where
+        the store knows of no beats."""
         self.part = 1.0
         """How far it is to the next one."""
         self.had_workers = False

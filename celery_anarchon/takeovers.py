@@ -5,21 +5,32 @@ Does not belong here: when to look, and what lapsed (:mod:`celery_anarchon.sweep
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from celery_anarchon import events
 from celery_anarchon.claiming import Claiming
+from celery_anarchon.job import Job
 from celery_anarchon.model import RunState
 from celery_anarchon.sweeper import Sweeper, TakenOver
 from celery_anarchon.unsent import Unsent
-from celery_anarchon.wants import Won
+from celery_anarchon.wants import Ready, Won
 
 
 class Takeovers:
     """Each answer is what is this beat's to publish, or is out already. What is not to be sent is given up here."""
 
-    def __init__(self, sweeper: Sweeper, claiming: Claiming, unsent: Unsent, fanout: events.Fanout) -> None:
+    def __init__(
+        self,
+        sweeper: Sweeper,
+        claiming: Claiming,
+        unsent: Unsent,
+        job_named: Callable[[str], Job | None],
+        fanout: events.Fanout,
+    ) -> None:
         self._sweeper = sweeper
         self._claiming = claiming
         self._unsent = unsent
+        self._job_named = job_named
         self._fanout = fanout
 
     def lapsed(self, *, others_live: bool, agreed: bool) -> list[Won]:
@@ -47,9 +58,17 @@ class Takeovers:
         self._unsent.give_up(item, claim.end, claim.reason)
         return False
 
+    def _asked_before(self) -> Iterator[Ready]:
+        """Those that had waited, and whose answers were lost. A job is asked for as it is now, and no more once it is
+        gone."""
+        for slot in self._claiming.unanswered.waiting():
+            job = self._job_named(slot.job.name)
+            if job is not None:
+                yield slot._replace(job=job)
+
     def waiting(self) -> list[Won]:
         """Slots that waited for the end of a run, now that it has ended."""
-        found = [*self._claiming.unanswered.waiting(), *self._sweeper.ready()]
+        found = [*self._asked_before(), *self._sweeper.ready()]
         ready = {(slot.job.name, slot.slot): slot for slot in found}
         in_time = [self._sweeper.in_time(slot) for slot in ready.values()]
         won = []

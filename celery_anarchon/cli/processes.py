@@ -145,7 +145,7 @@ class ManagedProcess:
         self.send(signal.SIGKILL, group=group)
         self.wait(10)
 
-    def stop(self, timeout: float = 15, *, number: int = signal.SIGTERM) -> int:
+    def stop(self, timeout: float = 30, *, number: int = signal.SIGTERM) -> int:
         """SIGTERM, then wait; its return code.
 
         :raises NotInTime: it still runs.
@@ -154,7 +154,7 @@ class ManagedProcess:
         self.thaw()
         return self.wait(timeout)
 
-    def restart(self, timeout: float = 15) -> None:
+    def restart(self, timeout: float = 30) -> None:
         """Stop it if it runs, and start it anew."""
         if self.running:
             self.stop(timeout)
@@ -210,7 +210,7 @@ class ManagedProcess:
         """Whether the regular expression matches in its output so far."""
         return re.search(pattern, self.output, re.MULTILINE) is not None
 
-    def wait_for_log(self, pattern: str, timeout: float = 30, *, times: int = 1) -> re.Match[str]:
+    def wait_for_log(self, pattern: str, timeout: float = 60, *, times: int = 1) -> re.Match[str]:
         """Wait until it has written *pattern* (a regular expression) *times* times; the last of those matches.
 
         :raises NotInTime: it did not, or ended before.

@@ -281,9 +281,9 @@ def test_a_template_is_of_runs_that_are_followed_or_of_those_that_are_not(press:
     one = press()
     plain = one.dispatch({"task": "add", "args": (1, 2)})
     terms = Terms(lease=30_000, queue_timeout=60_000)
-    plain = replace(plain, job=replace(plain.job, terms=terms))
+    plain = plain._replace(job=replace(plain.job, terms=terms))
     said = []
-    for dispatch in (plain, plain, replace(plain, terms=terms), replace(plain, terms=terms)):
+    for dispatch in (plain, plain, plain._replace(terms=terms), plain._replace(terms=terms)):
         ((_, _, payload),) = one.make(dispatch)
         said.append(json.loads(payload)["headers"]["anarchon"].get("queue_timeout"))
     assert said == [None, None, 60.0, 60.0]

@@ -201,3 +201,20 @@ def job(name: str = "job", every: Millis = MINUTE, timetable: Timetable | None =
 
 
 __all__ = ["MINUTE", "SECOND", "SETTINGS", "START", "Moody", "Outbox", "PublishUnclear", "World", "job"]
+
+
+class Failing(Interval):
+    """Works until it is told to fail."""
+
+    fails = False
+
+    def next(self, after: Millis) -> Millis | None:
+        return self._or_fail(super().next(after))
+
+    def last(self, until: Millis) -> Millis | None:
+        return self._or_fail(super().last(until))
+
+    def _or_fail(self, slot: Millis | None) -> Millis | None:
+        if self.fails:
+            raise KeyError("calendar")
+        return slot

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.engine import MINUTE, SECOND, START, World, job
+from support.engine import MINUTE, SECOND, START, Failing, World, job
 
 from celery_anarchon import events
 from celery_anarchon.backends.base import ClaimRequest, ClaimResult
 from celery_anarchon.model import Answer, Millis
 from celery_anarchon.publishing import Dispatch, PublishUnclear
-from celery_anarchon.timetable import At, Interval
+from celery_anarchon.timetable import At
 
 
 @pytest.fixture
@@ -84,14 +84,9 @@ def test_an_instant_of_the_past_is_nobodys_business(world: World) -> None:
 
 
 def test_a_timetable_that_fails_at_the_start_is_one_jobs_trouble(world: World) -> None:
-    class Failing(Interval):
-        def last(self, until: Millis) -> Millis:
-            raise ValueError("no")
-
-        def next(self, after: Millis) -> Millis:
-            raise ValueError("no")
-
-    world.beat("a", job("bad", timetable=Failing(MINUTE)), job("good"))
+    broken = Failing(MINUTE)
+    broken.fails = True
+    world.beat("a", job("bad", timetable=broken), job("good"))
     world.run(MINUTE)
     assert world.outbox.slots == minutes(0, 1, name="good")
 
@@ -402,14 +397,6 @@ def test_a_slot_that_the_store_calls_too_old_is_said_to_be_lost(world: World, mo
 def test_a_timetable_that_fails_when_its_slot_is_won_holds_up_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Failing(Interval):
-        fails = False
-
-        def next(self, after: Millis) -> Millis | None:
-            if self.fails:
-                raise KeyError("calendar")
-            return super().next(after)
-
     broken = Failing(MINUTE)
     jobs = [job("a", timetable=broken, jitter=SECOND), job("b")]
     world.beat("a", *jobs)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.engine import MINUTE, SECOND, START, Moody, World, job
+from support.engine import MINUTE, SECOND, START, Failing, Moody, World, job
 
 from celery_anarchon import events, wire
 from celery_anarchon.backends.base import ClaimRequest, Hold
@@ -193,6 +194,17 @@ def test_a_pause_is_downtime(world: World) -> None:
     beat.tick()
     assert world.outbox.slots == [("job", START + 20_000)]
     assert len(world.events_of(events.Stalled)) == 1
+
+
+def test_a_pause_in_mid_burst_makes_nothing_a_missed_slot_that_was_due_before(world: World) -> None:
+    world.settings = replace(world.settings, batch=1)
+    beat = world.beat("a", *(job(f"job-{n}", catch_up=0) for n in range(4)))
+    world.run(MINUTE - SECOND)
+    world.outbox.after = lambda _: world.clock.advance(6_000)
+    world.clock.advance(SECOND)
+    beat.tick()
+    assert len(world.outbox.slots) == 4 and not world.events_of(events.SlotsGivenUp)
+    assert world.events_of(events.Stalled)
 
 
 def test_a_new_beat_does_not_take_slots_from_a_slow_one(world: World) -> None:
@@ -587,23 +599,6 @@ def test_a_takeover_whose_answer_was_lost_is_asked_for_again(world: World) -> No
     assert len(world.events_of(events.TookOver)) == 1
     world.run(2 * MINUTE)
     assert len(world.outbox.slots) == 1
-
-
-class Failing(Interval):
-    """Works until it is told to fail."""
-
-    fails = False
-
-    def next(self, after: Millis) -> Millis | None:
-        return self._or_fail(super().next(after))
-
-    def last(self, until: Millis) -> Millis | None:
-        return self._or_fail(super().last(until))
-
-    def _or_fail(self, slot: Millis | None) -> Millis | None:
-        if self.fails:
-            raise KeyError("calendar")
-        return slot
 
 
 def test_a_timetable_that_fails_holds_up_no_takeover_of_another_job(world: World) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.engine import MINUTE, SECOND, START, PublishUnclear, World, job
+from support.engine import MINUTE, SECOND, START, Failing, PublishUnclear, World, job
 
 from celery_anarchon import MemoryBackend, events
 from celery_anarchon.backends.runs import GiveBack, RunHold, Settlement, Start, Worker
 from celery_anarchon.job import Job
 from celery_anarchon.model import GateAnswer, Millis, Overlap, RunState, Terms
 from celery_anarchon.publishing import Dispatch
-from celery_anarchon.timetable import Interval
 
 HOUR = 60 * MINUTE
 
@@ -165,14 +164,6 @@ def test_queue_one_keeps_max_late(world: World) -> None:
 
 def test_a_slot_that_waits_for_a_failing_timetable_is_left_alone(world: World) -> None:
     """Whether it is too late cannot be told; nobody else has to wait for that."""
-
-    class Failing(Interval):
-        fails = False
-
-        def next(self, after: Millis) -> Millis | None:
-            if self.fails:
-                raise KeyError("calendar")
-            return super().next(after)
 
     broken = Failing(10 * MINUTE)
     one = followed(Overlap.QUEUE_ONE, max_late=HOUR, jitter=SECOND)

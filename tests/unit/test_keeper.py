@@ -215,6 +215,19 @@ def test_an_end_goes_along_with_the_next_question(desk: Desk) -> None:
     assert desk.run("second").state is RunState.FAILED
 
 
+def test_an_end_that_cannot_be_told_keeps_no_question_from_its_answer(desk: Desk) -> None:
+    desk.backend.along = True
+    bad = desk.start("bad")
+    desk.keeper.settle(bad, RunState.SUCCEEDED)
+    desk.backend.failing = {name: OutcomeUnknown("a broken record") for name in ("settle", "settle and start")}
+    desk.keeper.turn()
+    desk.start("other")
+    desk.backend.failing = {}
+    desk.clock.advance(5 * SECOND)
+    desk.keeper.turn()
+    assert desk.run("bad").state is RunState.SUCCEEDED
+
+
 class Patience:
     """Instead of the keeper's own waiting: at each wait something happens, or nothing."""
 

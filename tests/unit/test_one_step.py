@@ -15,7 +15,8 @@ from celery_anarchon.backends.base import ClaimRequest, Command, Takeover
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.backends.runs import Settlement, Start, Worker
-from celery_anarchon.errors import ConfigurationError
+from celery_anarchon.burst import MOMENT
+from celery_anarchon.errors import ConfigurationError, OutcomeUnknown
 from celery_anarchon.job import Job
 from celery_anarchon.model import Answer, GateAnswer, Millis, Overlap, RunState, Terms
 from celery_anarchon.publishing import BrokerAway, Dispatch, NothingToSend, NotOneStep
@@ -148,6 +149,75 @@ def test_beyond_its_own_part_of_a_burst_a_beat_looks_first(world: World) -> None
     world.run(2 * SECOND, "b")
     assert not set(first.built) & set(second.built), "nothing was made in vain"
     assert len(queue(world)) == len(set(queue(world))) == 400
+
+
+def test_what_is_left_to_others_is_left_for_a_moment(world: World) -> None:
+    """From when it is left, however long the burst took until then."""
+    world.settings = replace(world.settings, batch=10)
+    jobs = [job(f"job-{number}") for number in range(200)]
+    slow = Maker(cheap=True, mood=lambda _: world.clock.advance(5))
+    one, other = world.beat("one", *jobs, builder=slow), world.beat("other", *jobs, builder=Maker(cheap=True))
+    world.run(MINUTE - SECOND)
+    other.stopping = lambda: len(queue(world)) >= 40
+    world.clock.advance(SECOND)
+    other.tick()
+    one.tick()
+    assert len(queue(world)) == 200
+    assert world.clock.wall() > START + MINUTE + 2 * MOMENT
+    assert one.agenda.next_due() == world.clock.wall() + MOMENT
+    assert one.tick() == MOMENT / 1000
+    world.clock.advance(MOMENT)
+    assert one.tick() > SECOND / 1000, "and once only"
+
+
+def test_a_beat_leaves_a_burst_to_others_each_second(world: World) -> None:
+    world.settings = replace(world.settings, batch=10)
+    jobs = [job(f"job-{number}", every=SECOND) for number in range(100)]
+    one, other = (world.beat(name, *jobs, builder=Maker(cheap=True)) for name in ("one", "other"))
+    world.run(MINUTE)
+    world.clock.advance(SECOND)
+    left = []
+    for _ in range(5):
+        other.tick()
+        one.tick()
+        left.append((one.agenda.next_due() or 0) - world.clock.wall() == MOMENT)
+        world.clock.advance(MOMENT)
+        one.tick()
+        world.clock.advance(SECOND - MOMENT)
+    assert all(left)
+
+
+def test_slots_of_one_job_are_not_under_way_in_two_batches(world: World) -> None:
+    """They go over connections of their own, and the server may come to the newer ones first."""
+    world.settings = replace(world.settings, batch=2)
+    # Of which some owe a slot, and some as many as make a batch.
+    jobs = [job(f"x-{n}", every=SECOND) for n in range(5)] + [job(f"y-{n}", every=4 * SECOND) for n in range(5)]
+    beat = world.beat("a", *jobs, builder=Maker())
+    world.run(2 * SECOND)
+    under_way: list[set[str]] = []
+    begin = beat.one_step.store.begin_claims
+
+    def noted(requests: Any) -> Any:
+        answers, jobs = begin(requests), {request.job for request in requests}
+        assert not any(jobs & others for others in under_way)
+        under_way.append(jobs)
+
+        def landed() -> Any:
+            under_way.remove(jobs)
+            return answers()
+
+        return landed
+
+    beat.one_step.store.begin_claims = noted  # type: ignore[method-assign]
+    world.clock.advance(4 * SECOND)
+    for _ in range(4):
+        beat.tick()
+    assert sum(text.startswith("x") for text in set(queue(world))) == 5 * 6
+    world.clock.advance(SECOND)
+    for _ in range(2):
+        beat.tick()
+    assert sum(text.startswith("x") for text in set(queue(world))) == 5 * 7
+    assert len(queue(world)) == len(set(queue(world)))
 
 
 def test_a_beat_in_two_steps_beside_one_in_one(world: World) -> None:
@@ -308,6 +378,36 @@ def test_what_waited_and_whose_answer_was_lost_is_told_once_it_is_known(world: W
     world.run(MINUTE)
     assert queue(world) == ["x 600 1", "x 1200 1"]
     assert [event.slot for event in world.events_of(events.Sent)] == [START + 10 * MINUTE, START + 20 * MINUTE]
+
+
+@pytest.mark.parametrize("change", ["removed", "edited"])
+def test_what_waited_and_whose_answer_was_lost_is_asked_for_as_its_job_is_now(world: World, change: str) -> None:
+    one = followed("x", overlap=Overlap.QUEUE_ONE, every=10 * MINUTE)
+    maker = Maker()
+    beat = world.beat("a", one, builder=maker)
+    world.run(10 * MINUTE)
+    started(world, one, START + 10 * MINUTE)
+    client = world.client()
+    for _ in range(61):
+        world.run(10 * SECOND)
+        assert client.heartbeat([_hold("x", START + 10 * MINUTE)])[0]
+    assert client.settle([Settlement(**vars(_hold("x", START + 10 * MINUTE)), state=RunState.SUCCEEDED)])[0]
+    # Not even the question arrives.
+    store = world.backend()
+    asked = store.claim_and_send
+    store.claim_and_send = lambda _: _no_answer()  # type: ignore[method-assign, union-attr]
+    world.run(20 * SECOND)
+    store.claim_and_send = asked  # type: ignore[method-assign, union-attr]
+    other = replace(one, task="another")
+    beat.load({"x": other} if change == "edited" else {})
+    made: list[Job] = []
+    maker.mood = lambda dispatch: made.append(dispatch.job)
+    world.run(MINUTE)
+    assert made == ([other] if change == "edited" else [])
+
+
+def _no_answer() -> Any:
+    raise OutcomeUnknown("no answer")
 
 
 def test_a_takeover_whose_answer_was_lost_is_told_once_it_is_known(world: World) -> None:

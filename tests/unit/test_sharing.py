@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.engine import job
+from support.engine import World, job
 
 from celery_anarchon.agenda import Watched
 from celery_anarchon.sharing import Share, Side
@@ -45,6 +45,12 @@ def test_what_others_have_taken_is_gone_round() -> None:
     found += names(share, 10)
     assert found == [*straight[:3], *reversed(straight[7:]), *straight[3:7]]
     assert not share
+
+
+def test_where_the_store_knows_of_no_beats_each_begins_somewhere_else() -> None:
+    world = World(claim_only={})
+    places = {world.beat(name)._roster.place for name in "abcdefgh"}
+    assert len(places) == 8 and all(0 <= place < 1 for place in places)
 
 
 @pytest.mark.parametrize("beats", [1, 2, 3, 8])
