@@ -7,6 +7,7 @@ PATH is started. Where there is neither, the test is skipped, and failed when CI
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,11 +34,13 @@ def missing(text: str) -> NoReturn:
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on just now, and below those that the system gives to connections that go out: a
+    server that is away for a while finds it free."""
+    for port in random.sample(range(15_000, 32_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free port")
 
 
 def on_path(name: str) -> str | None:

@@ -442,9 +442,9 @@ def test_a_timetable_that_fails_is_one_jobs_trouble() -> None:
 def test_ten_thousand_jobs(app: Celery, call: Callable[..., Any]) -> None:
     kinds = [60, crontab(minute="*/5"), crontab(minute=7, hour=3), 3600.5]
     app.conf.beat_schedule = {f"job-{n:05}": entry(kinds[n % len(kinds)]) for n in range(10_000)}
-    began = time.monotonic()
+    began = time.process_time()
     answer = call("next", "--at", MIDNIGHT, "--count", "5", "--json")
-    took = time.monotonic() - began
+    took = time.process_time() - began
     assert slots(answer) == [(f"job-{n:05}", "2026-03-29T00:01:00.000Z") for n in range(0, 20, 4)]
     # Two seconds on an idle machine; the bound only tells an enumeration from a merge.
     assert took < 20

@@ -161,7 +161,7 @@ def test_nightly_export(example: Callable[..., Example]) -> None:
         EXPORT_CRON="* * * * * */2",
         EXPORT_LEASE="12s",
         EXPORT_PARTS="8",
-        EXPORT_PACE="0.4",
+        EXPORT_PACE="0.8",
     )
     export.start("one", "two", bodies=2)
     until(lambda: export.told("^end "), "the first export")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.beats import ENOUGH
 
 from celery_anarchon.oracle import expected_interval
 from celery_anarchon.testing.fleet import Fleet, Message, events_of, sqlite_messages, wait_until
@@ -53,7 +54,7 @@ def test_two_beats_one_killed(fleet: Fleet) -> None:
         """As many as are due in three seconds."""
         wait_until(
             lambda: len([event for event in events_of(messages(fleet)) if event.slot > began]) >= 6,
-            30,
+            ENOUGH,
             lambda: f"six messages of slots after {began}",
         )
 
@@ -71,18 +72,19 @@ def test_two_beats_one_killed(fleet: Fleet) -> None:
     ]
     wait_until(
         lambda: {(event.job, event.slot) for event in events_of(messages(fleet))} >= set(expected),
-        30,
+        ENOUGH,
         lambda: f"these were not sent: {judge(expected, events_of(messages(fleet))).missing}",
     )
     assert beats[1].stop() == 0
-    sent = messages(fleet)
+    # But for Celery's own entry, which falls due at four in the morning.
+    sent = [message for message in messages(fleet) if message.task != "celery.backend_cleanup"]
     # The beat may have been killed between a publish and its confirm: one id, twice.
     verdict = judge(expected, events_of(sent), window=(began, ended), allow_same_id=True)
     assert verdict.kind is Kind.VALID, verdict
     assert len(events_of(sent)) == len(sent)
 
     for message in sent:
-        worker.wait_for_log(rf"Task {message.task}\[{message.task_id}\] succeeded", 30)
+        worker.wait_for_log(rf"Task {message.task}\[{message.task_id}\] succeeded", ENOUGH)
     latest = ask(fleet, "history", "collect")[0]
     assert (latest["state"], latest["beat"].rpartition(":")[2]) == ("dispatched", str(beats[1].pid))
     assert [slot["job"] for slot in ask(fleet, "next", "report", "--count", "1")] == ["report"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from servers import RedisServer
-from support.beats import Beats, until
+from support.beats import ENOUGH, Beats, until
 from support.sites import RedisBroker
 from support.stage import wall
 
@@ -44,6 +44,9 @@ def outage(fleet: Beats, go: Callable[[], None], come: Callable[[], None], slots
     until(lambda: wall() > after - EVERY * 1000 + 1_500, "the slots to pass")
     come()
     until(lambda: any(slot >= after for _, slot in fleet.count()), "the next slot")
+    for beat in beats:
+        # One that has sent nothing since says so once the broker has been up for a while.
+        beat.wait_for_log("the broker is back", ENOUGH)
     for beat in beats:
         assert beat.stop() == 0
         assert len(state_lines(beat.output)) == 2, "one line per change of state"
@@ -93,10 +96,11 @@ def test_a_message_that_cannot_be_sent_ends_its_slot_only(own_redis: RedisServer
     with fleet.fleet:
         beat = fleet.beat("a")
         until(lambda: len(fleet.count()) >= 3, "messages of the other job")
+        # The end of a slot is told behind the batch in which it fails.
+        assert beat.stop() == 0
         store = fleet.store()
         runs = store.history("broken", 50)
         store.close()
-        assert beat.stop() == 0
     assert {job for job, _ in fleet.count()} == {"good"}
     assert len(runs) >= 2
     assert {(str(run.state), run.reason) for run in runs} == {("not-sent", "publish-error")}

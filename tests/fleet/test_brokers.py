@@ -63,7 +63,9 @@ def test_eight_beats_at_once_on_an_empty_server(beats: Beats) -> None:
     start = time.time() * 1000
     until(lambda: any(slot > start for _, slot in beats.count()), "a slot of all of them")
     assert all(len(ids) == 1 for ids in beats.count().values())
-    for log in Path(beats.folder).glob("b*.log"):
+    logs = list(Path(beats.folder).glob("b*.log"))
+    assert len(logs) == 8
+    for log in logs:
         lines = log.read_text().splitlines()
         bad = [line for line in lines if re.search(r"\b(ERROR|CRITICAL|Traceback|WARNING)\b", line)]
         assert not bad, (log.name, bad)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.beats import ENOUGH, Beats
+from support.beats import ENOUGH, Beats, until
 
 from celery_anarchon.testing.fleet import Fleet, ManagedProcess
 
@@ -51,6 +51,12 @@ class Hosts:
         command = self.fleet.celery(f"asked-{self.asked}", "anarchon", *words, PYTHONTZPATH=self.paths[host])
         return command.wait(ENOUGH), command.output
 
+    def seen(self) -> dict[str, str]:
+        """When each beat was last there."""
+        code, output = self.ask("stale", "status", "--json")
+        assert code == 0, output
+        return {beat["label"]: beat["seen"] for beat in json.loads(output)["beats"]}
+
     def july(self, host: str) -> list[str]:
         code, output = self.ask(host, "next", "report", "--at", "2030-07-01T00:00Z", "--count", "2", "--json")
         assert code == 0, output
@@ -86,10 +92,12 @@ def test_they_agree_with_the_packages_data(tmp_path: Path) -> None:
         right, stale = hosts.beat("right"), hosts.beat("stale")
         for beat in (right, stale):
             beat.wait_for_log("zones: those of the tzdata package, release ", ENOUGH)
-        # The command takes longer than two heartbeats: each has looked at the other.
-        code, output = hosts.ask("stale", "status", "--json")
-        assert code == 0, output
-        assert len(json.loads(output)["beats"]) == 2
+        first = hosts.seen()
+        until(lambda: all(later > first[name] for name, later in hosts.seen().items()), "a heartbeat of both")
+        second = hosts.seen()
+        assert len(first) == len(second) == 2
+        # Each has looked at the other by then: with this heartbeat, if not with the one before.
+        until(lambda: all(later > second[name] for name, later in hosts.seen().items()), "another heartbeat")
         assert WORDS not in right.output + stale.output
     finally:
         hosts.fleet.close()

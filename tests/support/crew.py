@@ -169,3 +169,8 @@ class Crew:
         """Messages in the queue, and those that somebody has and did not acknowledge."""
         with redis.Redis.from_url(self.broker, **RESP2) as raw:
             return int(raw.llen("celery")) + int(raw.hlen("unacked"))
+
+    def waiting_ids(self) -> list[str]:
+        """The task ids of the messages in the queue."""
+        with redis.Redis.from_url(self.broker, **RESP2) as raw:
+            return [json.loads(message)["headers"]["id"] for message in raw.lrange("celery", 0, -1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_a_beat_frozen_before_its_confirm(crew: Callable[..., Crew], pool: str) 
     until(lambda: first.state == "T", "the pause of the first beat")
     fleet.beat("second")
     # Both messages are there before any worker is.
-    until(lambda: fleet.waiting() >= 2, "the second message")
+    until(lambda: any(count > 1 for count in Counter(fleet.waiting_ids()).values()), "the second message")
     fleet.worker("worker", pool)
     start = fleet.started()[0]
     until(lambda: (run := fleet.run("job", start["slot"])) is not None and run.refused >= 1, "the refused copy")
@@ -155,10 +156,12 @@ def test_a_worker_frozen_past_its_lease(crew: Callable[..., Crew], pool: str) ->
     fleet.beat("b")
     start = fleet.started()[0]
     fleet.freeze(first)
+    over = fleet.lease_until("job", start["slot"])
     fleet.worker("second", pool, 1)
     again = fleet.started(2, slot=start["slot"])[1]
     assert (again["attempt"], again["retries"]) == (2, 0)
-    assert again["at"] - start["at"] >= LEASE
+    run = fleet.run("job", start["slot"])
+    assert run is not None and run.started_at is not None and over <= wire.instant(run.started_at)
     first.send(signal.SIGCONT, group=True)
     told = until(lambda: fleet.lines("end", slot=start["slot"], attempt=1), "the end of the first body")[0]
     assert told["lost"] is True
@@ -177,12 +180,14 @@ def test_queued_messages_hold_no_lease(crew: Callable[..., Crew]) -> None:
     # A worker that was seen, so that runs are followed.
     fleet.worker("early").stop()
     fleet.beat()
-    until(lambda: fleet.waiting() >= 4, "messages of four seconds")
+    until(lambda: fleet.waiting() >= 8, "messages of four leases")
     living = fleet.reader.living("job")
-    assert len(living) >= 4 and {run.state for run in living} <= {RunState.QUEUED, RunState.CLAIMED}
+    assert len(living) >= 8 and {run.state for run in living} <= {RunState.QUEUED, RunState.CLAIMED}
     fleet.worker("late-comer")
-    starts = fleet.started(4)
-    assert len({line["slot"] for line in starts}) == len(starts)
+    for run in living:
+        fleet.ended("job", wire.instant(run.slot), RunState.SUCCEEDED)
+    starts = [line["slot"] for line in fleet.lines("start")]
+    assert len(set(starts)) == len(starts)
 
 
 def test_copies_of_its_message(crew: Callable[..., Crew], pool: str) -> None:
@@ -248,7 +253,7 @@ def test_a_store_away_in_a_run(crew: Callable[..., Crew], pool: str, outage: str
             time.sleep(3)
         else:
             end = until(lambda: fleet.lines("end"), "the body to be told")[0]
-            assert end["lost"] is True and end["at"] - start["at"] >= LEASE - HEARTBEAT
+            assert end["lost"] is True
         if outage == "taken over":
             worker.send(signal.SIGSTOP, group=True)
     if outage == "short":
