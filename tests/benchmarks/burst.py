@@ -4,9 +4,9 @@
 
 Each contender runs in a process of its own on an empty private Redis, which is our store as well. A contender that is
 not through after MOST seconds is stopped, and its rate is that of what it sent; one that is gets ROUNDS, and the best
-counts. Ours is measured at SLOTS slots, for beats learn the templates of messages when they make the first ones, and each
-learns those of its own part of the burst. Messages are counted in the broker, and ours by (job, slot): each must be there
-exactly once.
+counts. Ours is measured at SLOTS slots, for beats learn the templates of messages when they make the first ones, and
+each learns those of its own part of the burst. Messages are counted in the broker, and ours by (job, slot): each must
+be there exactly once.
 
 Rates depend on what else the machine does. "cpu ms each", the CPU time of the contender and of the server for one
 message, hardly does: the ratios of both are shown.

@@ -2,7 +2,8 @@
 
     python tests/benchmarks/everything.py [--tiny] [--only burst idle] [-o figures.json]
 
-It takes most of an hour on a machine of its own. A benchmark that fails is told, the others go on, and the exit code is 1.
+It takes most of an hour on a machine of its own. A benchmark that fails is told, the others go on, and the exit code
+is 1.
 """
 
 from __future__ import annotations
