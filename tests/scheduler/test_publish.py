@@ -91,9 +91,9 @@ def test_the_header_says_what_the_run_s_record_says(app: Celery, publisher: Cele
     """Not what its job would ask for: ``queue_timeout`` is how a worker knows that a run is followed."""
     terms = Terms(lease=30_000, queue_timeout=60_000)
     plain = dispatch(app, {"task": "add"}, on_unknown=OnUnknown.SKIP)
-    plain = replace(plain, job=replace(plain.job, terms=terms))
+    plain = plain._replace(job=replace(plain.job, terms=terms))
     publisher.publish(plain)
-    publisher.publish(replace(plain, terms=terms))
+    publisher.publish(plain._replace(terms=terms))
     unfollowed, followed = (message.headers["anarchon"] for message in received(app))
     assert "queue_timeout" not in unfollowed and unfollowed["on_unknown"] == "skip"
     assert (followed["queue_timeout"], followed["lease"], followed["on_unknown"]) == (60.0, 30.0, "skip")
