@@ -29,7 +29,7 @@ def test_three_beats_and_one_is_killed_over_a_claim(tmp_path: Path) -> None:
 
 def test_eight_beats_on_an_empty_server(tmp_path: Path) -> None:
     with private_sqld(tmp_path / "sqld") as server:
-        fleet = Beats(tmp_path, JOBS, {**QUICK, "anarchon_backend": server.url})
+        fleet = Beats(tmp_path, JOBS, {"anarchon_backend": server.url})
         try:
             eight_at_once(fleet)
         finally:
@@ -37,7 +37,7 @@ def test_eight_beats_on_an_empty_server(tmp_path: Path) -> None:
 
 
 def test_eight_beats_make_one_file(tmp_path: Path) -> None:
-    fleet = Beats(tmp_path, JOBS, QUICK)
+    fleet = Beats(tmp_path, JOBS)
     try:
         eight_at_once(fleet)
     finally:
