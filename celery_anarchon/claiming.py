@@ -245,6 +245,8 @@ class Claiming:
             self._roster.touched(want.watched)
             if answer is Answer.SKIPPED:
                 self._skips.skipped(want.watched.job.name)
+        elif answer is Answer.TAKEN:
+            self._skips.taken(want.watched.job.name)
         elif answer is Answer.TOO_OLD and self._journal.applies:
             # The store has recorded it, where it knows that nobody has sent it.
             self._fanout.emit(

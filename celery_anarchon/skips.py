@@ -12,9 +12,9 @@ IN_A_ROW = 5
 
 
 class Skips:
-    """Counts a job's skipped slots of which this beat heard.
+    """Counts the slots of a job, from the first that this beat recorded as skipped on.
 
-    That is a reason to look, no more: the other beats' slots of that job, sent or skipped, are not among them.
+    That is a reason to look, no more: what other beats decided may have been sent, and some of it is never heard of.
     """
 
     def __init__(self, backend: ClaimBackend, fanout: events.Fanout) -> None:
@@ -27,6 +27,11 @@ class Skips:
 
     def won(self, job: str) -> None:
         self._counts.pop(job, None)
+
+    def taken(self, job: str) -> None:
+        """Another beat decided a slot: of a job that was skipped it may have been skipped, too."""
+        if job in self._counts:
+            self.skipped(job)
 
     def skipped(self, job: str) -> None:
         count = self._counts[job] = self._counts.get(job, 0) + 1

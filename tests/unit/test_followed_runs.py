@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from support.engine import MINUTE, SECOND, START, Failing, PublishUnclear, World, job
 
-from celery_anarchon import MemoryBackend, events
+from celery_anarchon import MemoryBackend, events, wire
 from celery_anarchon.backends.runs import GiveBack, RunHold, Settlement, Start, Worker
 from celery_anarchon.job import Job
-from celery_anarchon.model import GateAnswer, Millis, Overlap, RunState, Terms
+from celery_anarchon.model import Answer, GateAnswer, Millis, Overlap, RunState, Terms
 from celery_anarchon.publishing import Dispatch
 
 HOUR = 60 * MINUTE
@@ -101,6 +101,23 @@ def test_skips_that_are_not_in_a_row_are_no_reason_to_release_a_run(world: World
         hand.settle(skipped_by_a(world, hand, 1))
     assert len(world.events_of(events.Claimed, "a")) >= 7
     assert world.events_of(events.Blocked) == []
+
+
+def test_skips_that_several_beats_record_are_counted_together(world: World) -> None:
+    for name in "abc":
+        world.beat(name, followed(Overlap.SKIP))
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hold = hand.start(START + MINUTE)
+    for minute in range(7):
+        # Each slot is another beat's to record; the others find it taken.
+        first = minute % 3
+        for _ in range(6):
+            world.run(10 * SECOND, *"abc"[first:], *"abc"[:first])
+            hand.backend.heartbeat([hold])
+    told = [event.slot for event in world.events_of(events.Claimed) if event.answer is Answer.SKIPPED]
+    assert told == [START + minute * MINUTE for minute in range(2, 9)]
+    assert {event.run.slot for event in world.events_of(events.Blocked)} == {wire.moment(START + MINUTE)}
 
 
 def test_each_run_that_blocks_its_job_is_named(world: World) -> None:
