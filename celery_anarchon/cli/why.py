@@ -85,7 +85,7 @@ def explain(ctx: click.Context, job: str, slot: str, as_json: bool) -> None:
         backend.close()
     run = next((run for run in runs if instant(run.slot) == at), None)
     if run is not None:
-        verdict, reason, text = _of_record(run, known)
+        verdict, reason, text = _of_record(run, known, leases=isinstance(backend, RunBackend))
     else:
         verdict, reason, text = _without_record(known, at, now, runs)
     if as_json:
@@ -118,8 +118,8 @@ def _try(run: Run) -> dict[str, Any]:
     return {"beat": run.beat, "at": None if at is None else time_text(instant(at)), "answer": "won"}
 
 
-def _of_record(run: Run, job: Job) -> tuple[str, str | None, str]:
-    """Verdict, reason, and the line that a person reads."""
+def _of_record(run: Run, job: Job, *, leases: bool) -> tuple[str, str | None, str]:
+    """Verdict, reason, and the line that a person reads. *leases*: another beat may take over."""
     verdict = VERDICTS.get(run.state, "sent")
     meaning = REASONS.get(run.reason or "", run.reason)
     words = [] if meaning is None else [meaning]
@@ -128,7 +128,8 @@ def _of_record(run: Run, job: Job) -> tuple[str, str | None, str]:
         if run.late is not None and run.late - job.options.jitter / 1000 > LATE:
             verdict = "late"
     elif run.state is RunState.CLAIMED:
-        words = [f"claimed by beat {run.beat}, not sent yet; if that beat is dead another sends it"]
+        otherwise = "another sends it" if leases else "the slot is lost: on this store nobody else may send it"
+        words = [f"claimed by beat {run.beat}, not sent yet; if that beat is dead {otherwise}"]
     elif run.state is RunState.WAITING:
         words = ["waits for the end of an earlier run of the job (overlap=queue_one)"]
     elif verdict == "lost" and run.worker:

@@ -15,8 +15,9 @@ from celery_anarchon import Anarchon, SqliteBackend
 from celery_anarchon.backends.base import ClaimRequest, Confirmation, GivenUp, Keep, Outcome
 from celery_anarchon.backends.runs import RunHold, Settlement, Start, Unstarted
 from celery_anarchon.cli.why import REASONS
-from celery_anarchon.model import Answer, Millis, Overlap, RunState, Terms
-from celery_anarchon.wire import run_id, time_text
+from celery_anarchon.model import Answer, Millis, Overlap, Run, RunState, Terms
+from celery_anarchon.testing.claimonly import ClaimOnlyMemory, ClaimOnlyStore
+from celery_anarchon.wire import moment, run_id, time_text
 
 MINUTE = 60_000
 TERMS = Terms(lease=30_000, queue_timeout=3_600_000)
@@ -155,6 +156,23 @@ def test_explain(
     assert (data["verdict"], data["reason"]) == (verdict, reason)
     if act is skipped:
         assert run_id("anarchon_runs", "report", slot - MINUTE) in answer.out
+
+
+class Claimed(ClaimOnlyMemory):
+    """A store without leases, with one claim whose message is not sent yet."""
+
+    def history(self, job: str, limit: int) -> list[Run]:
+        slot = self.now() // MINUTE * MINUTE - MINUTE
+        identity = run_id(self.namespace, job, slot)
+        return [Run(run_id=identity, job=job, slot=moment(slot), state=RunState.CLAIMED, beat="host:1")]
+
+
+def test_explain_a_claim_that_nobody_can_take_over(app: Celery, call: Callable[..., Any]) -> None:
+    app.conf.anarchon_backend = store = Claimed(store=ClaimOnlyStore())
+    app.conf.beat_schedule = {"report": {"task": "t", "schedule": 60}}
+    slot = store.history("report", 1)[0].slot
+    answer = call("explain", "report", slot.isoformat())
+    assert "claimed by beat host:1, not sent yet; if that beat is dead the slot is lost" in answer.out, answer
 
 
 def test_explain_what_is_no_slot(desk: Desk, call: Callable[..., Any], now: Millis) -> None:
