@@ -40,7 +40,8 @@ def chosen(app: Celery) -> tuple[str, str]:
 
 def address(app: Celery) -> Address:
     backend: Any = choose_backend(app)[0]
-    found: Address = backend._source._address
+    source = backend._source
+    found: Address = source.address if backend.name == "rabbitmq" else source._address
     return found
 
 
@@ -209,6 +210,28 @@ def test_tls() -> None:
     assert address(app).options["ssl_ca_certs"] == "/ca.pem"
     app = app_with("memory://", "rediss://r", redis_backend_use_ssl={"ssl_cert_reqs": "optional"})
     assert address(app).options["ssl_cert_reqs"] == "optional"
+
+
+@pytest.mark.parametrize(
+    ("broker", "use_ssl", "certificates"),
+    [
+        ("amqp://r:5671", {"ca_certs": "/ca.pem"}, "/ca.pem"),
+        ("amqp://r:5671;amqp://s:5671", {"ca_certs": "/ca.pem", "cert_reqs": ssl.CERT_REQUIRED}, "/ca.pem"),
+        ("amqp://r:5671", True, None),
+        ("amqps://r", None, None),
+    ],
+)
+def test_tls_of_a_rabbitmq(broker: str, use_ssl: Any, certificates: str | None) -> None:
+    """Else a login would go there in the clear."""
+    places = address(app_with(broker, broker_use_ssl=use_ssl))._templates  # type: ignore[attr-defined]
+    assert len(places) == broker.count("://")
+    for place in places:
+        assert (place.ssl["cert_reqs"], place.ssl.get("ca_certs")) == (ssl.CERT_REQUIRED, certificates)
+
+
+def test_a_rabbitmq_without_tls() -> None:
+    (place,) = address(app_with("amqp://r"))._templates  # type: ignore[attr-defined]
+    assert not place.ssl
 
 
 @pytest.mark.parametrize(

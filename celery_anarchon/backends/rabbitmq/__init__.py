@@ -6,7 +6,7 @@ A reader's path: :mod:`.claims` (who was first), :mod:`.store` (the operations, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -66,3 +66,8 @@ class RabbitMQBackend(RabbitMQStore):
                 raise ConfigurationError(f"{masked(url)}: ssl is given twice")
             given["ssl"] = tls
         return cls(url.partition("?")[0], **given)
+
+    @classmethod
+    def from_celery(cls, url: str, transport_options: Mapping[str, Any], use_ssl: Any) -> RabbitMQBackend:
+        """The store on an app's own broker. *use_ssl*: ``broker_use_ssl``, options of py-amqp as well."""
+        return cls.from_url(url, **({"ssl": use_ssl} if use_ssl else {}))
