@@ -413,7 +413,7 @@ def check_charter(backend: ClaimBackend, app_name: str, *, layout: int, app: str
         )
     if app is not None and app != app_name:
         raise LayoutMismatch(
-            f"namespace {backend.namespace}: belongs to app {app}, and this is app {app_name}; set {own} to give this "
+            f"namespace {backend.namespace!r} belongs to app {app}, and this is app {app_name}; set {own} to give this "
             "app its own"
         )
 

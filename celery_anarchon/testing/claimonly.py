@@ -96,10 +96,10 @@ class ClaimOnlyMemory(ClaimBackend):
     def open(self, app_name: str, *, create: bool = True) -> None:
         with self._locked() as (space, _):
             if space.layout > wire.LAYOUT_VERSION:
-                raise LayoutMismatch(f"namespace {self.namespace}: layout {space.layout} is of a newer release")
+                raise LayoutMismatch(f"namespace {self.namespace!r}: layout {space.layout} is of a newer release")
             if space.app_name not in (None, app_name):
                 raise LayoutMismatch(
-                    f"namespace {self.namespace}: belongs to app {space.app_name}, and this is app {app_name}"
+                    f"namespace {self.namespace!r} belongs to app {space.app_name}, and this is app {app_name}"
                 )
             if create:
                 space.app_name = app_name

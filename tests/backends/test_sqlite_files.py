@@ -235,7 +235,7 @@ def test_another_app_is_refused_with_both_names_and_the_fix(path: Path, opened: 
     opened(path, app="billing")
     words = refusal(SqliteBackend(path))
     assert (
-        words == "namespace anarchon_runs: belongs to app billing, and this is app app; set table=... to give this "
+        words == "namespace 'anarchon_runs' belongs to app billing, and this is app app; set table=... to give this "
         "app its own"
     )
     assert claim(opened(path, table="app_runs"), "job", 1, "a") is Answer.WON

@@ -33,7 +33,7 @@ def test_with_defaults_the_second_is_refused_with_words(own_redis: RedisServer, 
         refused = second.fleet.beat("refused")
         assert refused.wait(60) == 2
         (line,) = [line for line in refused.lines() if "CRITICAL" in line]
-        assert "namespace cron:: belongs to app billing, and this is app shop; set prefix=" in line
+        assert "namespace 'cron:' belongs to app billing, and this is app shop; set prefix=" in line
         assert "Traceback" not in refused.output
         until(lambda: any(slot > start + 2_000 for _, slot in first.count()), "messages of the first")
         end = wall()

@@ -278,7 +278,7 @@ def test_why_a_store_that_came_up_still_cannot_be_used_is_said(world: World, mon
     world.run(10 * SECOND)
 
     def refuse(*_: Any) -> None:
-        raise LayoutMismatch("namespace anarchon_runs: belongs to app other")
+        raise LayoutMismatch("namespace 'anarchon_runs' belongs to app other")
 
     monkeypatch.setattr(Moody, "open", refuse)
     world.backend().away = False

@@ -138,7 +138,7 @@ class RabbitMQStore(AppendingStore):
             theirs = charter.get(name)
             if theirs != mine:
                 raise LayoutMismatch(
-                    f"namespace {self.namespace}: its beats use {shown.format(theirs)}, and this one "
+                    f"namespace {self.namespace!r}: its beats use {shown.format(theirs)}, and this one "
                     f"{shown.format(mine)}: beats that differ in it would both win. Use theirs, or set prefix=... and "
                     f"stop all beats of {self.namespace} first"
                 )

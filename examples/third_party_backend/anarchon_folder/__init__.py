@@ -107,7 +107,7 @@ class FolderBackend(ClaimBackend):
             )
         if meta.get("app", app_name) != app_name:
             raise LayoutMismatch(
-                f"namespace {self.namespace}: belongs to app {meta['app']}, and this is app {app_name}; set "
+                f"namespace {self.namespace!r} belongs to app {meta['app']}, and this is app {app_name}; set "
                 "namespace=... to give this app its own"
             )
 
