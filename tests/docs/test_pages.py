@@ -73,6 +73,7 @@ class Reader:
 
         return {
             "redis://cache.internal:6379/0": redis,
+            "redis://localhost:6379/0": redis,
             "redis://localhost:6379/1": redis,
             "redis://localhost:6379": redis,
             "redis://cache": redis,
