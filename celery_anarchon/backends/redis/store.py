@@ -205,8 +205,8 @@ class RedisStore(ClaimBackend):
         if strategy and decoded(strategy) != self._strategy_text:
             raise LayoutMismatch(
                 f"namespace {self.namespace!r}: its beats claim by strategy {in_words(decoded(strategy))}, and this "
-                f"one would by {in_words(self._strategy_text)} and not see their claims; use the same, or set prefix=... for "
-                "a new namespace"
+                f"one would by {in_words(self._strategy_text)} and not see their claims; use the same, or set "
+                "prefix=... for a new namespace"
             )
         self._app_name = app_name if create else None
 
