@@ -33,7 +33,7 @@ LISTENER_TIMEOUT = 1.0
 AGAIN_AFTER = 1.0
 """Seconds after which a question about a stream is asked again."""
 
-CONNECT_TIMEOUT = 2.0
+CONNECT_TIMEOUT = 4.0
 
 OLDEST = (2, 9)
 """The first version that this is tried with."""

@@ -36,7 +36,7 @@ HISTORY = {
     "x-stream-max-segment-size-bytes": 250_000,
 }
 
-_MADE_AT_ONCE = 200
+_MADE_AT_ONCE = 50
 """Streams. Some milliseconds each, in which the server says nothing, and its silence has a limit."""
 
 META = {"x-queue-type": "stream"}
