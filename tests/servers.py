@@ -33,10 +33,16 @@ def missing(text: str) -> NoReturn:
     pytest.skip(text)
 
 
+_PORTS_EACH = 2_000
+_FIRST_PORT = 15_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8 * _PORTS_EACH
+"""Each worker of xdist has ports of its own."""
+_ports: Iterator[int] = iter(random.sample(range(_FIRST_PORT, _FIRST_PORT + _PORTS_EACH), _PORTS_EACH))
+
+
 def free_port() -> int:
-    """A port that nobody listens on just now, and below those that the system gives to connections that go out: a
-    server that is away for a while finds it free."""
-    for port in random.sample(range(15_000, 32_000), 100):
+    """A port that nobody listens on just now, that was not given before, and that is below those that the system gives
+    to connections that go out: a server that is away for a while finds it free."""
+    for port in _ports:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

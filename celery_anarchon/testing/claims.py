@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.errors import OutcomeUnknown
 from celery_anarchon.model import Millis
 from celery_anarchon.testing.contenders import race
@@ -193,8 +194,7 @@ class ClaimSuite(EndingSuite):
         client = harness.connect_short()
         horizon = client.traits.horizon
         assert horizon is not None
-        slot = client.now()
-        assert claim(client, "job", slot, "a") is WON
+        slot = self._just_claimed(client)
         harness.pass_time(max(0, slot + horizon - 100 - client.now()))
         answer, asked = claim(client, "job", slot, "b"), client.now()
         assert answer is TAKEN or (answer is TOO_OLD and asked >= slot + horizon), harness.raw_read("job", slot)
@@ -205,8 +205,7 @@ class ClaimSuite(EndingSuite):
         client = harness.connect_short()
         horizon = client.traits.horizon
         assert horizon is not None
-        slot = client.now()
-        assert claim(client, "job", slot, "a") is WON
+        slot = self._just_claimed(client)
         seen = set()
         while client.now() <= slot + 2 * horizon:
             seen.add(claim(client, "job", slot, "b"))
@@ -214,3 +213,13 @@ class ClaimSuite(EndingSuite):
         assert claim(client, "job", slot, "b") is TOO_OLD
         assert seen <= {TAKEN, TOO_OLD}
         assert claim(client, "job", slot + 1, "b") is TOO_OLD, "an open slot that nobody can vouch for"
+
+    @staticmethod
+    def _just_claimed(client: ClaimBackend) -> Millis:
+        """A slot of now that was won. A machine that pauses for longer than the horizon does not count."""
+        while True:
+            slot = client.now()
+            answer = claim(client, "job", slot, "a")
+            if answer is not TOO_OLD:
+                assert answer is WON
+                return slot

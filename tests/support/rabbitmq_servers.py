@@ -107,7 +107,11 @@ class RabbitServer:
     def write_down_streams(self) -> None:
         """Before a kill: RabbitMQ 3.10 writes down half a second later that it has made a stream, and says nothing of
         it. Killed before that, none of them comes back."""
-        time.sleep(2)
+        for _ in range(4):
+            time.sleep(0.5)
+            with self.client():
+                # It was not asleep itself.
+                pass
 
     def end(self) -> None:
         self.process.kill()
@@ -145,16 +149,21 @@ class RabbitServer:
                 return None
 
     def stream(self, name: str) -> list[bytes]:
-        """All that is in a stream, as far as it arrives without a pause."""
+        """All that is in a stream. The server answers in order: a question with nothing before its answer found the
+        end."""
         arrived: list[Any] = []
         with self.client() as link, closing(link.channel()) as channel:
             channel.basic_qos(0, 60_000, False)
             try:
                 channel.basic_consume(name, callback=arrived.append, arguments={"x-stream-offset": "first"})
-                while True:
-                    link.drain_events(timeout=0.3)
-            except (TimeoutError, amqp.NotFound):
-                bodies = [message.body for message in arrived]
+                before = -1
+                while len(arrived) > before:
+                    before = len(arrived)
+                    channel.queue_declare(name, passive=True)
+            except amqp.NotFound:
+                # The channel is gone with it.
+                pass
+        bodies = [message.body for message in arrived]
         return [body if isinstance(body, bytes) else body.encode() for body in bodies]
 
     def put(self, queue: str, body: str) -> None:

@@ -196,7 +196,7 @@ def cluster(folder: Path, flavour: str = "redis7") -> Iterator[Cluster]:
 
 
 def _of_a_cluster(bus: int) -> Sequence[str]:
-    timeout = ("--cluster-node-timeout", "2000", "--repl-diskless-sync-delay", "0")
+    timeout = ("--cluster-node-timeout", "15000", "--repl-diskless-sync-delay", "0")
     return (*DURABLE, "--cluster-enabled", "yes", "--cluster-port", str(bus), *timeout)
 
 
