@@ -241,7 +241,11 @@ class Dispatcher:
         return self._claiming.begin(batch, abroad=abroad)
 
     def _won(self, asked: Asked) -> list[Won]:
-        return asked.won()
+        won = asked.won()
+        if won:
+            # A claim that is lost may be told by one who takes no writes.
+            self._store.worked()
+        return won
 
     def _finish(self, asked: Asked) -> None:
         self._publish(self._won(asked))
@@ -327,6 +331,7 @@ class Dispatcher:
         self.fanout.emit(events.Sent(job=name, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
 
     def _is_out(self, item: Won) -> None:
+        self._broker.worked()
         if self._broker.goes_on:
             self._broker_works()
         watched = self.agenda.get(item.job.name)

@@ -8,14 +8,16 @@ from celery_anarchon.clock import Clock
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 
 FIRST_WAIT = 0.5
-LONGEST_WAIT = 5.0
+LONGEST_WAIT = 4.0
+"""Shorter than the pause after which slots count as missed: one look that fails makes none of them so."""
 
 
 class Outage:
-    """The state of one neighbour (store, broker). Waits between looks grow from 0.5 to 5 s.
+    """The state of one neighbour (store, broker). Waits between looks grow from 0.5 to 4 s.
 
     To be there is not to work: a server without memory answers the question whether it is there, and takes no write. So
-    an outage goes on until work was done, or until it was reachable for as long as the longest wait.
+    an outage goes on until work was done, or until it was reachable for as long as the longest wait. A line that loses an
+    answer now and then does work in between: there waits do not grow.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -24,6 +26,8 @@ class Outage:
         self._look_at = 0.0
         self._since = 0.0
         self._reachable_at = -math.inf
+        self._worked = False
+        """Since it last failed."""
         self._told: set[type[BaseException]] = set()
         self.away = False
         """It is not to be asked for anything but whether it is there."""
@@ -35,7 +39,8 @@ class Outage:
         now = self._clock.monotonic()
         if not self.goes_on:
             self._told.clear()
-        relapse = self.goes_on or now - self._reachable_at < LONGEST_WAIT
+        relapse = not self._worked and (self.goes_on or now - self._reachable_at < LONGEST_WAIT)
+        self._worked = False
         self._wait = min(self._wait * 2, LONGEST_WAIT) if relapse else FIRST_WAIT
         self._since = self._since if self.away else now
         self._look_at = now + self._wait
@@ -52,8 +57,12 @@ class Outage:
         self._reachable_at = self._clock.monotonic()
         return self._reachable_at - self._since
 
+    def worked(self) -> None:
+        """It has done some of what it was asked for. Whether that is the end of the outage is seen later."""
+        self._worked = True
+
     def answered(self) -> bool:
-        """It has worked. True: that is news."""
+        """It works. True: that is news."""
         if self.away:
             self.reachable()
         news, self.goes_on = self.goes_on, False

@@ -253,6 +253,22 @@ def test_nothing_is_sent_while_the_store_is_away_and_it_is_said_once(world: Worl
     assert len(world.events_of(events.StoreChanged)) == 2
 
 
+@pytest.mark.parametrize("call", ["claim", "confirm"])
+def test_a_line_that_loses_answers_again_and_again_costs_no_slot(world: World, call: str) -> None:
+    """Each time something is done in between, so each loss is one of its own, and not one long outage."""
+    world.beat("a", job(every=SECOND))
+    for _ in range(12):
+        world.lose_a_reply_of(call)
+        sent = len(world.outbox.slots)
+        while len(world.outbox.slots) == sent:
+            world.run(100)
+    world.run(10 * SECOND)
+    slots = [slot for _, slot in world.outbox.slots]
+    assert slots == list(range(slots[0], slots[0] + len(slots) * SECOND, SECOND))
+    assert world.clock.wall() - slots[-1] <= SECOND
+    assert world.events_of(events.SlotsGivenUp) == []
+
+
 WRITES = {"claim", "confirm", "register", "beat_seen", "record", "takeover", "tidy"}
 
 
@@ -263,7 +279,7 @@ def test_a_store_that_answers_and_takes_no_writes_is_away_all_the_time(world: Wo
     world.backend().refused = WRITES
     world.run(10 * MINUTE)
     assert [event.error is None for event in world.events_of(events.StoreChanged)] == [False]
-    assert world.backend().calls.count("now") < 160, "looked at every five seconds, not all the time"
+    assert world.backend().calls.count("now") < 160, "looked at every four seconds, not all the time"
     world.backend().refused = set()
     world.run(20 * SECOND)
     assert [event.error is None for event in world.events_of(events.StoreChanged)] == [False, True]
@@ -348,7 +364,7 @@ def test_a_broker_that_answers_and_takes_no_messages_is_away_all_the_time(world:
     world.outbox.mood = _raise(BrokerAway("OOM command not allowed"))
     world.run(10 * MINUTE)
     assert [event.error is None for event in world.events_of(events.BrokerChanged)] == [False]
-    assert world.backend().calls.count("claim") < 150, "it is tried every five seconds, not all the time"
+    assert world.backend().calls.count("claim") < 150, "it is tried every four seconds, not all the time"
     world.outbox.mood = None
     world.run(20 * SECOND)
     assert [event.error is None for event in world.events_of(events.BrokerChanged)] == [False, True]

@@ -134,8 +134,8 @@ def test_an_outage_is_news_once_and_is_looked_at_less_and_less_often() -> None:
         clock.advance(round(outage.remaining() * 1000))
         assert outage.remaining() == 0
         assert not outage.failed(away)
-    assert waits == [0.5, 1, 2, 4, 5, 5]
-    assert outage.reachable() == pytest.approx(17.5)
+    assert waits == [0.5, 1, 2, 4, 4, 4]
+    assert outage.reachable() == pytest.approx(15.5)
     assert outage.answered() and not outage.answered()
     assert not outage.away
     assert outage.remaining() == 0
@@ -155,14 +155,30 @@ def test_an_outage_goes_on_while_all_that_works_is_the_question_whether_it_is_th
         assert outage.reachable() == pytest.approx(waits[-1])
         assert not outage.away and not outage.lasts
         assert not outage.failed(full)
-    assert waits == [0.5, 1, 2, 4, 5]
-    clock.advance(5 * SECOND)
-    outage.reachable()
+    assert waits == [0.5, 1, 2, 4, 4]
     clock.advance(4 * SECOND)
+    outage.reachable()
+    clock.advance(3 * SECOND)
     assert outage.next_at() == pytest.approx(clock.monotonic() + 1) and not outage.lasts
     clock.advance(SECOND)
     assert outage.lasts and outage.answered()
     assert outage.next_at() is None
+
+
+def test_waits_do_not_grow_while_work_is_done_between_failures() -> None:
+    clock = ManualClock()
+    outage, lost = Outage(clock), OutcomeUnknown("the reply was lost")
+    assert outage.failed(lost)
+    for _ in range(5):
+        clock.advance(round(outage.remaining() * 1000))
+        outage.reachable()
+        outage.worked()
+        assert not outage.failed(lost), "one outage, told once"
+        assert outage.remaining() == 0.5
+    clock.advance(500)
+    outage.reachable()
+    outage.failed(lost)
+    assert outage.remaining() == 1
 
 
 def test_another_reason_is_news_once_and_a_lost_answer_is_none() -> None:
