@@ -16,8 +16,8 @@ class Outage:
     """The state of one neighbour (store, broker). Waits between looks grow from 0.5 to 4 s.
 
     To be there is not to work: a server without memory answers the question whether it is there, and takes no write. So
-    an outage goes on until work was done, or until it was reachable for as long as the longest wait. A line that loses an
-    answer now and then does work in between: there waits do not grow.
+    an outage goes on until work was done, or until it was reachable for as long as the longest wait. While a line loses
+    an answer now and then, work is done in between: there waits do not grow.
     """
 
     def __init__(self, clock: Clock) -> None:
