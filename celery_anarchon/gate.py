@@ -209,6 +209,8 @@ class Gate:
             if self._store.failed(error):
                 logger.error("the store cannot be asked whether runs may start; they are held: %s", error)
             return self._hold(delivery)
+        if result.answer in GRANTED:
+            self._store.worked()
         if self._store.away:
             self._store.answered()
             logger.warning("the store answers again; held runs go on")

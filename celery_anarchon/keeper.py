@@ -287,6 +287,8 @@ class Keeper:
             if self._outage.failed(error):
                 logger.exception("unexpected error in the keeper")
         else:
+            # What failed is in each turn until it is done.
+            self._outage.worked()
             if self._outage.away:
                 self._outage.answered()
                 logger.warning("the store is back")

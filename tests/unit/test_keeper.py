@@ -323,6 +323,18 @@ def test_a_run_past_its_time_is_ended_where_the_pool_cannot(desk: Desk) -> None:
     assert desk.keeper.lost("job") is None
 
 
+def test_losses_with_work_between_them_do_not_add_up(desk: Desk) -> None:
+    for number in range(6):
+        held = desk.start(f"job-{number}")
+        desk.backend.failing["settle"] = OutcomeUnknown("the reply was lost")
+        desk.keeper.settle(held, RunState.SUCCEEDED)
+        desk.keeper.turn()
+        desk.backend.failing.clear()
+        desk.clock.advance(SECOND // 2)
+        desk.keeper.turn()
+        assert desk.run(f"job-{number}").state is RunState.SUCCEEDED
+
+
 # --- bodies that run without the store's answer -----------------------------------------------------------------------
 
 
