@@ -4,6 +4,7 @@ machine they run on. Knows no clause and no store.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import BrokenBarrierError
 from typing import Any, TypeVar
 
 import pytest
@@ -144,10 +146,12 @@ def _contend(
             while thread.is_alive() and (left := heard + patience - time.monotonic()) > 0:
                 thread.join(left)
     hanging = sum(thread.is_alive() for thread in crowd)
-    said = [error for error in failures if not isinstance(error, threading.BrokenBarrierError)]
+    said = [error for error in failures if not isinstance(error, BrokenBarrierError)]
     if said:
         raise said[0]
     if hanging:
+        # Where they hang is all that will ever be known of it.
+        faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
         pytest.fail(f"{hanging} of {len(crowd)} contenders hang: no answer for {patience} s")
     if failures:
         raise failures[0]
@@ -176,10 +180,15 @@ def _contend_in_processes(
             process.start()
     won: list[tuple[str, Millis]] = []
     try:
+        outcomes: list[Any] = []
         for _ in crowd:
             if not results._reader.poll(patience):
-                pytest.fail(f"contenders in other processes said nothing for {patience} s")
-            outcome = results.get()
+                outcomes.append(f"nothing was said for {patience} s")
+                break
+            outcomes.append(results.get())
+        # What broke the barrier says more than that it was broken.
+        outcomes.sort(key=lambda outcome: str(outcome).startswith(BrokenBarrierError.__name__))
+        for outcome in outcomes:
             assert not isinstance(outcome, str), f"a contender in another process failed: {outcome}"
             won += outcome
     finally:

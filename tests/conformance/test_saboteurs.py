@@ -24,6 +24,7 @@ CLAUSES = clauses_of(RunSuite)
 class QuickSuite(RunSuite):
     """Races small enough to be run for each saboteur; never collected, so it needs no harness."""
 
+    race_threads = 12
     race_slots = 30
     race_processes = (4, 2)
     rounds = 12
