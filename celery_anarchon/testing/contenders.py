@@ -18,6 +18,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from threading import BrokenBarrierError
 from typing import Any, TypeVar
 
@@ -167,25 +168,38 @@ def _contend_in_processes(
     batched: bool,
     patience: float,
 ) -> list[tuple[str, Millis]]:
-    context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    # Not forks of this process: what a thread of it has locked just then would be locked there for ever.
+    forks = "forkserver" in multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
+    context.set_forkserver_preload([__name__])
     barrier = context.Barrier(processes * threads, timeout=patience)
-    results = context.SimpleQueue()
-    crowd = []
+    crowd: list[Any] = []
+    unheard: list[Any] = []
     for number in range(processes):
-        spec = harness.connect_spec()
-        arguments = (spec, threads, job, list(slots), barrier, str(number), batched, patience, results)
-        crowd.append(context.Process(target=_contend_there, args=arguments, daemon=True))
-    with quiet_fork():
-        for process in crowd:
-            process.start()
+        said, says = context.Pipe(duplex=False)
+        arguments = (harness.connect_spec(), threads, job, list(slots), barrier, str(number), batched, patience, says)
+        process = context.Process(target=_contend_there, args=arguments, daemon=True)
+        process.start()
+        # Then its end is that of the other process.
+        says.close()
+        crowd.append(process)
+        unheard.append(said)
     won: list[tuple[str, Millis]] = []
     try:
         outcomes: list[Any] = []
-        for _ in crowd:
-            if not results._reader.poll(patience):
+        while unheard:
+            ready: list[Any] = wait(unheard, patience)
+            if not ready:
                 outcomes.append(f"nothing was said for {patience} s")
                 break
-            outcomes.append(results.get())
+            for said in ready:
+                try:
+                    outcomes.append(said.recv())
+                except EOFError:
+                    outcomes.append("it died without a word")
+                    barrier.abort()
+                said.close()
+                unheard.remove(said)
         # What broke the barrier says more than that it was broken.
         outcomes.sort(key=lambda outcome: str(outcome).startswith(BrokenBarrierError.__name__))
         for outcome in outcomes:
@@ -198,7 +212,8 @@ def _contend_in_processes(
             process.kill()
             process.join()
             process.close()
-        results.close()
+        for said in unheard:
+            said.close()
     return won
 
 
@@ -211,12 +226,12 @@ def _contend_there(
     label: str,
     batched: bool,
     patience: float,
-    results: Any,
+    says: Any,
 ) -> None:
     try:
-        results.put(_contend([spec] * threads, job, slots, barrier, label, batched, patience))
+        says.send(_contend([spec] * threads, job, slots, barrier, label, batched, patience))
     except BaseException as error:
-        results.put(f"{type(error).__name__}: {error}")
+        says.send(f"{type(error).__name__}: {error}")
 
 
 # --- processes, signals, leftovers ------------------------------------------------------------------------------------
