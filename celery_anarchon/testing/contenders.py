@@ -196,7 +196,7 @@ def _contend_in_processes(
                 try:
                     outcomes.append(said.recv())
                 except EOFError:
-                    outcomes.append("it died without a word")
+                    outcomes.append("it died without a word; perhaps it cannot import what connect_spec() returns")
                     barrier.abort()
                 said.close()
                 unheard.remove(said)

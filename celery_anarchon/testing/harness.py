@@ -74,7 +74,8 @@ class BackendHarness(abc.ABC):
     def connect_spec(self, app_name: str | None = None) -> Callable[[], ClaimBackend]:
         """A callable that gives a new client of this namespace, opened for *app_name*, in whatever process calls it.
 
-        Where :attr:`processes` holds it can be pickled: a function of a module, or a partial of one.
+        Where :attr:`processes` holds it can be pickled, and a process that is no fork of this one can import it: a
+        function of a module on ``sys.path``, or a partial of one.
         """
 
     def connect(self) -> ClaimBackend:

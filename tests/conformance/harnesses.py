@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
 
 from celery_anarchon.backends.base import ClaimBackend, Command
@@ -179,3 +179,19 @@ class SqliteHarness(BackendHarness):
             yield
         finally:
             event.remove(engine, "after_cursor_execute", lose)
+
+
+class InDelete(SqliteBackend):
+    """On a file that stays in journal mode DELETE, as where a WAL cannot be."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._source.prepare = self._prepare
+
+    def _prepare(self, connection: Connection, create: bool) -> None:
+        mode = self._patiently(lambda: connection.exec_driver_sql("PRAGMA journal_mode=DELETE").scalar_one())
+        assert mode == "delete"
+
+
+class DeleteHarness(SqliteHarness):
+    backend = InDelete

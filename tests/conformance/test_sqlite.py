@@ -1,35 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-from conformance.harnesses import SqliteHarness
-from sqlalchemy import Connection
+from conformance.harnesses import DeleteHarness, SqliteHarness
 
-from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.testing import RunSuite
 from celery_anarchon.testing.contenders import race
 
 
 class TestSqlite(RunSuite):
     harness_class = SqliteHarness
-
-
-class InDelete(SqliteBackend):
-    """On a file that stays in journal mode DELETE, as where a WAL cannot be."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._source.prepare = self._prepare
-
-    def _prepare(self, connection: Connection, create: bool) -> None:
-        mode = self._patiently(lambda: connection.exec_driver_sql("PRAGMA journal_mode=DELETE").scalar_one())
-        assert mode == "delete"
-
-
-class DeleteHarness(SqliteHarness):
-    backend = InDelete
 
 
 class TestSqliteInDelete(RunSuite):
