@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import psycopg_pool
 import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, event
+from support.creators import created_at_once
 from support.opened import opening
 from support.postgres_servers import Postgres, private_postgres
 
@@ -23,7 +23,7 @@ from celery_anarchon.backends import backend_from_url, pgconnections, postgres
 from celery_anarchon.backends.base import Keep, Takeover
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis
-from celery_anarchon.testing.contenders import at_once, quiet_fork
+from celery_anarchon.testing.contenders import at_once
 from celery_anarchon.testing.harness import ask, claim, claim_all, confirm, raised_by
 
 WON, TAKEN = Answer.WON, Answer.TAKEN
@@ -63,37 +63,12 @@ def crowd(size: int, deed: Callable[[int], Any]) -> list[Any]:
 # --- tables and roles -------------------------------------------------------------------------------------------------
 
 
-def _create(url: str, table: str, barrier: Any, results: Any, number: int) -> None:
-    try:
-        backend = PostgresBackend(url, table)
-        barrier.wait()
-        backend.open("app")
-        results.put(str(claim(backend, "job", base(backend), f"owner {number}")))
-        backend.close()
-    except BaseException as error:
-        results.put(repr(error))
-
-
 @pytest.mark.race
 def test_eight_processes_make_schema_and_tables_at_once(server: Postgres, namespace: str) -> None:
-    context = multiprocessing.get_context("fork")
     with quiet_log(server):
         for attempt in range(4):
-            barrier, results = context.Barrier(8), context.SimpleQueue()
-            table = f"s{attempt}_{namespace}.runs"
-            some = [
-                context.Process(target=_create, args=(server.url, table, barrier, results, number))
-                for number in range(8)
-            ]
-            with quiet_fork():
-                for process in some:
-                    process.start()
-            answers = sorted(results.get() for _ in some)
-            for process in some:
-                process.join()
-                process.close()
-            results.close()
-            assert answers == ["taken"] * 7 + ["won"]
+            url = f"{server.url}?table=s{attempt}_{namespace}.runs"
+            assert created_at_once(url) == ["taken"] * 7 + ["won"]
 
 
 @pytest.fixture

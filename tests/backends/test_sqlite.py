@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.creators import claim_for_ever, created_at_once, heard, started
 from support.opened import opening
 from support.sqlite_files import Opened, base, engine_on
 
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.errors import BackendUnavailable
 from celery_anarchon.model import Answer
-from celery_anarchon.testing.contenders import in_child, quiet_fork
+from celery_anarchon.testing.contenders import in_child
 from celery_anarchon.testing.harness import ask, claim, claim_all, confirm, raised_by
 
 
@@ -184,57 +183,21 @@ def test_threads_share_a_backend(path: Path, opened: Any) -> None:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def _create(path: Path, barrier: Any, results: Any, number: int) -> None:
-    try:
-        barrier.wait(30)
-        backend = SqliteBackend(path)
-        backend.open("app")
-        results.put(str(claim(backend, "job", backend.now() // 3_600_000 * 3_600_000 - 3_600_000, f"owner {number}")))
-        backend.close()
-    except BaseException as error:
-        results.put(repr(error))
-
-
 @pytest.mark.race
 def test_eight_processes_make_the_tables_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
     for attempt in range(6):
-        barrier, results = context.Barrier(8), context.SimpleQueue()
-        path = tmp_path / f"{attempt}.db"
-        crowd = [context.Process(target=_create, args=(path, barrier, results, number)) for number in range(8)]
-        with quiet_fork():
-            for process in crowd:
-                process.start()
-        answers = sorted(results.get() for _ in crowd)
-        for process in crowd:
-            process.join()
-            process.close()
-        results.close()
-        assert answers == ["taken"] * 7 + ["won"]
-
-
-def _claim_for_ever(path: Path, told: Any) -> None:
-    backend = SqliteBackend(path)
-    backend.open("app")
-    first = base(backend)
-    for number in range(1_000_000):
-        if claim(backend, "job", first + number, "a") is Answer.WON:
-            os.write(told, f"{first + number}\n".encode())
+        assert created_at_once(f"sqlite:///{tmp_path}/{attempt}.db") == ["taken"] * 7 + ["won"]
 
 
 def test_what_was_won_survives_kill_9(path: Path, opened: Any) -> None:
-    reader, told = os.pipe()
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=_claim_for_ever, args=(path, told), daemon=True)
-    with quiet_fork():
-        process.start()
-    os.close(told)
-    with os.fdopen(reader) as lines:
-        won = [int(lines.readline()) for _ in range(100)]
-        process.kill()
-        process.join()
-        won += [int(line) for line in lines.read().split()]
+    process, said = started(claim_for_ever, path)
+    won = [heard(said) for _ in range(100)]
+    process.kill()
+    process.join()
     process.close()
+    with suppress(EOFError), said:
+        while True:
+            won.append(heard(said))
     backend = opened(path)
     answers = claim_all(backend, [ask("job", slot, "b") for slot in won])
     assert set(answers) == {Answer.TAKEN} and len(won) >= 100

@@ -26,7 +26,7 @@ ELSEWHERE = {
     # No call of the contract renews by owner. What that did to a lost answer of a takeover can be asked all the same.
     "renew-by-owner": "unit/test_dispatcher.py::test_a_takeover_whose_answer_was_lost_is_made_again",
     "publish-after-abandon": "unit/test_dispatcher.py::test_after_a_lost_abandon_nothing_is_published",
-    "handover-before-stop": "unit/test_keeper.py::test_a_stop_releases_what_has_not_ended_and_leaves",
+    "handover-before-stop": "unit/test_outcomes.py::test_a_body_that_is_cut_is_released_once_it_has_stopped",
     "handover-overtakes-settle": "unit/test_keeper.py::test_no_release_goes_before_an_end_that_was_not_told",
     "unknown-is-won": "unit/test_claim_only.py::test_a_lost_answer_is_asked_again_as_the_same_owner",
     "unknown-is-taken": "unit/test_claim_only.py::test_a_lost_answer_is_asked_again_as_the_same_owner",

@@ -170,6 +170,11 @@ class Crew:
         with redis.Redis.from_url(self.broker, **RESP2) as raw:
             return int(raw.llen("celery")) + int(raw.hlen("unacked"))
 
+    def unacknowledged(self) -> int:
+        """Messages that a worker has and did not acknowledge."""
+        with redis.Redis.from_url(self.broker, **RESP2) as raw:
+            return int(raw.hlen("unacked"))
+
     def waiting_ids(self) -> list[str]:
         """The task ids of the messages in the queue."""
         with redis.Redis.from_url(self.broker, **RESP2) as raw:

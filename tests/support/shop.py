@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,10 +32,18 @@ class Flaky(MemoryBackend):
     away = False
     deaf = False
     """What is asked is applied, and no answer comes."""
-    asked = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.asked_at: list[float] = []
+        """time.monotonic of each question."""
+
+    @property
+    def asked(self) -> int:
+        return len(self.asked_at)
 
     def start(self, starts: Any) -> Any:
-        self.asked += 1
+        self.asked_at.append(time.monotonic())
         if self.away:
             raise BackendUnavailable("switched off")
         answers = super().start(starts)

@@ -90,3 +90,13 @@ def test_a_body_has_ended_whether_the_broker_takes_the_acknowledgement_or_not(
     with pytest.raises(ConnectionError):
         getattr(request, callback)(*args)
     assert told.ends == [end]
+
+
+def test_a_body_that_is_cut_is_released_once_it_has_stopped() -> None:
+    """A cold shutdown announces the end of bodies that still run (mutant handover-before-stop)."""
+    request = request_of("cut")
+    told = followed(request)
+    request._announce_cancelled(SimpleNamespace(exception=None))
+    assert told.ends == []
+    request.on_failure(SimpleNamespace(exception=SystemExit()))
+    assert told.ends == ["released"]

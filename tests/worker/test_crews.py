@@ -130,7 +130,12 @@ def test_redelivered_while_it_runs(crew: Callable[..., Crew], pool: str) -> None
     """A visibility timeout shorter than the body, late acknowledgement: stock executes it again and again."""
     fleet = crew(
         jobs={"job": job("late", args=[BODY], overlap="skip")},
-        settings={"broker_transport_options": {**OVERDUE, "visibility_timeout": VISIBILITY}},
+        settings={
+            "broker_transport_options": {**OVERDUE, "visibility_timeout": VISIBILITY},
+            # Else a machine that stands still for two seconds makes the redelivery an attempt of its own.
+            "anarchon_lease": 15.0,
+            "anarchon_heartbeat": HEARTBEAT,
+        },
     )
     fleet.worker("one", pool)
     fleet.worker("two", pool)
@@ -195,8 +200,7 @@ def test_copies_of_its_message(crew: Callable[..., Crew], pool: str) -> None:
     fleet = crew(jobs={"long": job("late", args=[2.5 * LEASE], max_attempts=2, overlap="skip")})
     fleet.worker("one", pool, 4)
     fleet.worker("two", pool, 4)
-    fleet.beat("a")
-    beat = fleet.beat("b")
+    beats = [fleet.beat("a"), fleet.beat("b")]
     start = fleet.started(job="long")[0]
     header = wire.header(
         namespace=fleet.reader.namespace, job="long", slot=start["slot"], attempt=1, late=0, beat="hand"
@@ -209,7 +213,9 @@ def test_copies_of_its_message(crew: Callable[..., Crew], pool: str) -> None:
     until(lambda: (run := fleet.run("long", start["slot"])) is not None and run.refused == 2, "the refused copies")
     assert len(fleet.lines("start", job="long", slot=start["slot"])) == 1
     assert fleet.app().AsyncResult(start["id"]).get(timeout=ENOUGH) == 2.5 * LEASE
-    assert beat.stop() == 0
+    assert [beat.stop() for beat in beats] == [0, 0]
+    # Those of the copies too: the broker would deliver them again in an hour.
+    until(lambda: fleet.waiting() == 0, "the acknowledgement of every message")
 
 
 # Celery refuses -B with gevent.
@@ -297,3 +303,28 @@ def test_a_body_that_starts_without_an_answer(crew: Callable[..., Crew], pool: s
     run = fleet.ended("job", slot, RunState.SUCCEEDED)
     assert (start["slot"], run.attempt, run.refused) == (slot, 1, 0)
     assert fleet.lines("end")[0]["lost"] is False
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_held_message_outlives_its_worker(crew: Callable[..., Crew], how: signal.Signals) -> None:
+    """Held while the store is away, by a worker that dies or is stopped meanwhile: another runs it, as attempt 1."""
+    fleet = crew(
+        apart=True,
+        jobs={"job": job("work", overlap="skip")},
+        settings={"anarchon_gate_wait": 600.0, "broker_transport_options": OVERDUE},
+    )
+    # A worker that was seen, so that the run is followed; and none when its message is sent.
+    fleet.worker("early").stop()
+    beat = fleet.beat()
+    slot = wire.instant(until(lambda: fleet.reader.living("job"), "a queued run")[0].slot)
+    until(lambda: fleet.waiting(), "its message")
+    assert beat.stop() == 0
+    with fleet.away():
+        first = fleet.worker("first")
+        first.wait_for_log("they are held", ENOUGH)
+        first.send(how, group=how is signal.SIGKILL)
+        first.wait(ENOUGH)
+    assert fleet.lines("start") == []
+    fleet.worker("second")
+    assert fleet.ended("job", slot, RunState.SUCCEEDED).attempt == 1
+    assert len(fleet.lines("start", slot=slot)) == 1
