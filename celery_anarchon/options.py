@@ -125,9 +125,13 @@ def _positive(value: Any, what: str) -> Millis:
     return span
 
 
+_LARGEST = 2**31 - 1
+"""What every store can keep as it is: PostgreSQL's integer. Beyond 2**53 a script of Redis would round it."""
+
+
 def _size(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{what} must be a whole number of at least 1, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
+        raise ConfigurationError(f"{what} must be a whole number of at least 1 and at most {_LARGEST}, not {value!r}")
     return value
 
 

@@ -20,7 +20,7 @@ from support.rabbitmq_servers import PUBLISHING, RabbitServer, lead_through, rab
 from support.waiting import wait_for
 
 from celery_anarchon.backends.base import Confirmation, Keep
-from celery_anarchon.backends.rabbitmq import RabbitMQBackend, store
+from celery_anarchon.backends.rabbitmq import RabbitMQBackend, claims, store
 from celery_anarchon.backends.rabbitmq.link import Link
 from celery_anarchon.backends.registry import backend_from_url
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch, OutcomeUnknown
@@ -195,6 +195,30 @@ def test_a_memory_alarm(connect: Connect, server: RabbitServer, strategy: str, m
         assert len(won) == 1 or (not won and strategy == "queue"), (slot, said)
 
 
+def test_a_refusal_by_a_queue_that_holds_nothing_is_no_answer(
+    connect: Connect, server: RabbitServer, namespace: str
+) -> None:
+    """So RabbitMQ also says that a queue died, or its node was stopped, before the message was stored."""
+    client, other = connect(strategy="queue"), connect(strategy="queue")
+    slot = client.now()
+    requests = [ask("job", slot, "a"), ask("another", slot, "a")]
+    pattern = rf"^{namespace}\.job\.[0-9]"
+    server.control("set_policy", "holds-nothing", pattern, '{"max-length":0}', "--apply-to", "queues")
+    try:
+        assert claim_all(client, requests) == [Answer.UNKNOWN, Answer.WON]
+    finally:
+        server.control("clear_policy", "holds-nothing")
+    assert claim_all(other, requests) == [Answer.WON, Answer.TAKEN]
+    assert claim(client, "job", slot, "a") is Answer.TAKEN
+
+
+def test_what_a_beat_ahead_of_time_claimed_keeps_nothing_in_memory() -> None:
+    log = claims._Log(None)  # type: ignore[arg-type]
+    log.holders = {("ahead", 2_000_000): "a"} | {("job", slot): "a" for slot in range(5_000)}
+    log.forget(1_000_000)
+    assert log.holders == {("ahead", 2_000_000): "a"}
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_server_closes_connections_and_channels(connect: Connect, server: RabbitServer, strategy: str) -> None:
     client = connect(strategy=strategy, slot_ttl="2h")
@@ -333,15 +357,15 @@ def test_the_number_of_round_trips_does_not_grow_with_the_batch(
 
     monkeypatch.setattr(Link, "declare", counted)
 
-    def claims(count: int, first: int, slot: Millis = now) -> int:
+    def claimed(count: int, first: int, slot: Millis = now) -> int:
         waits.clear()
         jobs = [f"job {number}" for number in range(first, first + count)]
         assert claim_all(client, [ask(job, slot, "a") for job in jobs]) == [Answer.WON] * count
         assert [client.history(job, 1)[0].state for job in jobs] == [RunState.CLAIMED] * count
         return len(waits)
 
-    assert claims(1, 0) == claims(30, 1) == 1
-    assert claims(30, 1, now + 1) == 0
+    assert claimed(1, 0) == claimed(30, 1) == 1
+    assert claimed(30, 1, now + 1) == 0
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------

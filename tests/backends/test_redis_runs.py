@@ -111,6 +111,17 @@ def test_the_keys_of_a_run_are_named_once() -> None:
     assert keys.of(b"job") == expected
 
 
+def test_a_run_goes_on_on_a_server_without_memory(own: Private, prefix: str) -> None:
+    """What has started is renewed and ends, or each body would lose its run."""
+    with opened(own.url, prefix) as backend, own.client() as client:
+        slot = base(backend)
+        send(backend, "job", slot)
+        assert start(backend, "job", slot, "t").answer is START
+        client.config_set("maxmemory", "1mb")
+        assert heartbeat(backend, "job", slot, "t")
+        assert settle(backend, "job", slot, "t")
+
+
 def test_a_run_from_claim_to_end_as_the_keys_show_it(
     two: tuple[RedisBackend, RedisBackend], raw: redis.Redis, prefix: str
 ) -> None:

@@ -28,6 +28,8 @@ NAME_LIMIT = 200
 _SLOT_DIGITS = 16
 """Of a slot, with room for what is far away."""
 
+_FEW = 1_000
+
 _SEGMENT = 1_000_000
 """Bytes after which a stream begins a new file. Old ones are dropped whole."""
 
@@ -99,11 +101,16 @@ class QueueClaims(Claims):
         try:
             link.publish(posts)
         finally:
+            refused = []
             for number, post in enumerate(posts):
                 if post.fate is Fate.STORED:
                     answers[number] = Answer.WON
                 elif post.fate is Fate.REFUSED:
-                    answers[number] = Answer.TAKEN
+                    refused.append(number)
+        # Also what died with its queue, or its node, is refused, and then nobody may have been first.
+        for number, count in zip(refused, link.counts([posts[number].queue for number in refused]), strict=True):
+            if count:
+                answers[number] = Answer.TAKEN
 
 
 class StreamClaims(Claims):
@@ -159,6 +166,8 @@ class _Log:
         self._tail = tail
         self.holders: dict[tuple[str, Millis], str] = {}
         """(job, slot) -> owner of its first entry."""
+        self._kept = _FEW
+        """How many there were when all were looked at."""
 
     def catch_up(self) -> None:
         self._tail.follow()
@@ -176,6 +185,10 @@ class _Log:
 
     def forget(self, before: Millis) -> None:
         """Slots that nobody may ask for any more. In the order in which they were claimed, which is nearly theirs."""
+        if len(self.holders) >= 2 * self._kept:
+            # A beat whose clock is ahead has put one before them that stays.
+            self.holders = {place: owner for place, owner in self.holders.items() if place[1] >= before}
+            self._kept = max(_FEW, len(self.holders))
         while self.holders:
             place = next(iter(self.holders))
             if place[1] >= before:
