@@ -24,7 +24,13 @@ from celery_anarchon.testing.fleet import Fleet, ManagedProcess
 
 SUPPORT = Path(__file__).parent
 
-OVERDUE = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+OVERDUE = {
+    "visibility_timeout": 2,
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+    # A worker that is killed while it looks for them keeps all others from looking, as long as this.
+    "unacked_mutex_expire": 2,
+}
 """Redis as a broker that delivers again, and soon, what was not acknowledged."""
 
 LEASE = 2.0
