@@ -111,9 +111,7 @@ class JobFactory:
         :raises ConfigurationError: the text names the job, the key and the fix.
         """
         if isinstance(definition, ScheduleEntry):
-            definition.app = self.app
-            definition.name = definition.name or name
-            return definition
+            return _copy_of(definition, name, self.app)
         if not isinstance(definition, Mapping):
             raise ConfigurationError(f"job {name!r}: a schedule entry is a mapping, not {definition!r}")
         for key in definition:
@@ -230,6 +228,15 @@ class JobFactory:
             if deadline is not None:
                 settings = {**settings, "max_late": deadline}
         return OptionSources(entry=given, by_name=self._by_name.get(name, {}), defaults=defaults, settings=settings)
+
+
+def _copy_of(entry: ScheduleEntry, name: str, app: Celery) -> ScheduleEntry:
+    """*entry* as the entry of its key, which names the job, as in stock: one object may stand under several keys."""
+    # Neither by its class nor by copy.copy(), which asks ScheduleEntry what to make it of: what a subclass has beyond
+    # that would be lost, or refused.
+    copied = object.__new__(type(entry))
+    vars(copied).update(vars(entry), name=name, app=app)
+    return copied
 
 
 def _not_for(entry: ScheduleEntry) -> frozenset[str]:

@@ -73,7 +73,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             self.schedule[name] = self._factory.entry(name, definition)
         self.install_default_entries(self.schedule)
         self._factory.check_names(self.schedule)
-        self._jobs = {name: self._job(entry) for name, entry in self.schedule.items()}
+        self._jobs = {name: self._job(name, entry) for name, entry in self.schedule.items()}
         self.schedule.take_touched()
 
         self.fanout.add(signals.teller(self.app, backend.namespace), signals.wants)
@@ -104,8 +104,13 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         for name, definition in default_definitions(self.app, data).items():
             data[name] = self._factory.entry(name, definition)
 
-    def _job(self, entry: beat.ScheduleEntry) -> Job:
+    def _job(self, name: str, entry: beat.ScheduleEntry) -> Job:
         job = self._factory.job(entry)
+        if job.name != name:
+            # The engine knows a job by one name: a second one would stop it, and all jobs with it.
+            raise ConfigurationError(
+                f"job {name!r}: the entry object under this key is named {job.name!r}; give it the name of its key"
+            )
         warning = late_warning(job.name, job.options, self._factory.settings)
         if warning and self._factory.traits.leases:
             logger.warning("%s", warning)
@@ -161,7 +166,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self.schedule[name] = self._factory.entry(name, definition)
 
     def _rebuild(self, name: str) -> None:
-        self._jobs[name] = self._job(self.schedule[name])
+        self._jobs[name] = self._job(name, self.schedule[name])
 
     def _try(self, name: str, step: Any, *args: Any) -> None:
         try:

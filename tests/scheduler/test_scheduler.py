@@ -109,6 +109,32 @@ def test_existing_definitions_work_unchanged(stage: Stage) -> None:
     assert sorted(stage.sent()) == sorted(expected)
 
 
+class Weighed(ScheduleEntry):  # type: ignore[misc]
+    """An entry class of a user's, with a constructor of its own."""
+
+    def __init__(self, weight: int, **given: Any) -> None:
+        super().__init__(**given)
+        self.weight = weight
+
+
+def test_an_entry_object_is_the_job_of_its_key(stage: Stage) -> None:
+    """Whatever it is named itself, as in stock; and under two keys it is two jobs."""
+    named = ScheduleEntry(name="b", task="t", schedule=60, app=stage.app)
+    twice = Weighed(7, task="t", schedule=60, args=(1,), kwargs={"y": 2}, options={"priority": 3}, app=stage.app)
+    stage.app.conf.beat_schedule = {"a": named, "c": {"task": "t", "schedule": 60}, "d": twice, "e": twice}
+    scheduler = stage.scheduler()
+    stage.run(MINUTE)
+    assert scheduler.dispatcher is not None
+    assert set("acde") < {watched.job.name for watched in scheduler.dispatcher.agenda}
+    messages = {message.headers["anarchon"]["job"]: message for message in stage.messages()}
+    assert set(messages) == set("acde")
+    for name in "de":
+        entry = scheduler.schedule[name]
+        assert (type(entry), entry.weight, entry.name, entry.app) == (Weighed, 7, name, stage.app)
+        assert messages[name].properties["priority"] == 3 and messages[name].decode()[:2] == [[1], {"y": 2}]
+    assert (named.name, twice.name) == ("b", None), "they are the user's"
+
+
 def test_add_periodic_task_with_options(stage: Stage) -> None:
     @stage.app.task(shared=False)
     def work(x: int) -> None: ...
@@ -528,6 +554,19 @@ def test_scheduler_add_as_in_stock(stage: Stage) -> None:
     assert isinstance(entry, ScheduleEntry)
     stage.run(MINUTE)
     assert stage.sent() == slots("added", 1)
+
+
+def test_an_entry_object_set_under_another_name_is_one_jobs_trouble(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.app.conf.beat_schedule = {"a": {"task": "t", "schedule": 60}}
+    scheduler = stage.scheduler()
+    scheduler.tick()
+    scheduler.schedule["x"] = ScheduleEntry(name="y", task="t", schedule=60, app=stage.app)
+    stage.run(MINUTE)
+    assert stage.sent() == slots("a", 1)
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "job 'x'" in record.getMessage() and "'y'" in record.getMessage()
 
 
 def test_a_job_that_turns_bad_is_reported_and_the_others_go_on(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
