@@ -103,6 +103,8 @@ class Planning:
             working_since=max(working_since, watched.since),
             limit=self._batch,
         )
+        if not plan.send and plan.cursor == watched.cursor:
+            slots.refuse_to_spin(job.name, job.timetable, job.options, watched.cursor, now)
         self._give_up(job, RunState.MISFIRE, "max-late", plan.too_late)
         self._give_up(job, RunState.MISFIRE, "catch-up", plan.not_caught_up)
         self._give_up(job, RunState.SUPERSEDED, "newer-slot", plan.superseded)

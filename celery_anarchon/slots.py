@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from celery_anarchon import wire
 from celery_anarchon.model import Coalesce, Millis
 from celery_anarchon.options import JobOptions
 from celery_anarchon.timetable import Timetable
@@ -63,6 +64,18 @@ def due_time(job: str, timetable: Timetable, options: JobOptions, slot: Millis) 
     if not options.jitter:
         return slot
     return slot + delay_of(job, slot, options.jitter, timetable.next(slot))
+
+
+def refuse_to_spin(job: str, timetable: Timetable, options: JobOptions, after: Millis, now: Millis) -> None:
+    """For a job that fell due and owes nothing: it would fall due again at once, and for ever.
+
+    :raises ValueError: its timetable's own answers contradict each other.
+    """
+    slot = timetable.next(after)
+    if slot is not None and due_time(job, timetable, options, slot) <= now:
+        raise ValueError(
+            f"the timetable's next() names {wire.time_text(slot)}, which last({wire.time_text(now)}) does not know"
+        )
 
 
 def last_due(job: str, timetable: Timetable, options: JobOptions, now: Millis) -> Millis | None:
@@ -134,6 +147,11 @@ def _slots(timetable: Timetable, after: Millis, until: Millis, limit: int) -> It
         slot = timetable.next(after)
         if slot is None or slot > until:
             return
+        if slot <= after:
+            # The same slot would be listed again and again.
+            raise ValueError(
+                f"the timetable's next({wire.time_text(after)}) names {wire.time_text(slot)}, which is not later"
+            )
         yield slot
         after = slot
 

@@ -747,6 +747,39 @@ def test_one_bad_timetable_does_not_hold_up_the_others(world: World) -> None:
     assert len(world.events_of(events.JobTrouble)) <= 2
 
 
+class Forgetful(Interval):
+    """Knows what comes, and never what came."""
+
+    def last(self, until: Millis) -> Millis | None:  # type: ignore[override]
+        return None
+
+
+class Standing(Interval):
+    """What comes after a slot is that slot."""
+
+    def next(self, after: Millis) -> Millis:
+        return super().next(after - 1)
+
+
+@pytest.mark.parametrize("kind", [Forgetful, Standing])
+@pytest.mark.parametrize("options", [{}, {"max_late": HOUR}, {"jitter": 100}], ids=str)
+def test_a_timetable_that_contradicts_itself_is_that_jobs_trouble(
+    world: World, kind: type[Interval], options: dict[str, Any]
+) -> None:
+    """What it names next is past for ever, so the beat would not rest: Celery does not sleep for a wait of 0."""
+    beat = world.beat("a", job("bad", timetable=kind(SECOND), **options), job(every=SECOND))
+    beat.tick()
+    ticks = 0
+    while world.clock.wall() < START + 10 * SECOND:
+        world.clock.advance(max(1, round(beat.tick() * 1000)))
+        ticks += 1
+    assert ticks < 40
+    assert world.outbox.slots.count(("job", START + 9 * SECOND)) == 1
+    assert len([slot for name, slot in world.outbox.slots if name == "job"]) >= 9
+    (trouble,) = world.events_of(events.JobTrouble)
+    assert trouble.job == "bad" and "2026-03-29T01:00:0" in str(trouble.error)
+
+
 def test_a_timetable_that_fails_is_told_once_a_look(world: World) -> None:
     broken = Failing(SECOND)
     world.beat("a", job(timetable=broken))

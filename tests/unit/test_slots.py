@@ -34,6 +34,17 @@ def test_nothing_before_its_time() -> None:
     assert result.cursor == 0
 
 
+def test_a_timetable_that_does_not_go_on_is_refused() -> None:
+    """What it names after a slot is that slot: one would be listed for many."""
+
+    class Standing(Interval):
+        def next(self, after: int) -> int:
+            return super().next(after - 1)
+
+    with pytest.raises(ValueError, match=r"next\(1970-01-01T00:01:00.000Z\) names 1970-01-01T00:01:00.000Z"):
+        plan("job", Standing(MINUTE), JobOptions(), cursor=MINUTE, now=3 * MINUTE, working_since=0, limit=100)
+
+
 def test_a_slot_is_owed_at_its_very_millisecond() -> None:
     assert owed(cursor=0, now=MINUTE).send == (MINUTE,)
 
