@@ -13,12 +13,14 @@ from celery.schedules import crontab
 
 from celery_anarchon import wire
 from celery_anarchon.alike import Alike
+from celery_anarchon.appzones import own_zone
 from celery_anarchon.choice import jobs_setting, own_settings, schedule_setting
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.job import Job
 from celery_anarchon.model import Millis, Overlap, Terms, Traits
 from celery_anarchon.options import (
+    DEADLINE,
     JOB_OPTIONS,
     THIS_STORE,
     WORKER_SIDE,
@@ -33,7 +35,7 @@ from celery_anarchon.options import (
     nearest,
     scheduler_settings,
 )
-from celery_anarchon.ownschedules import cron
+from celery_anarchon.ownschedules import cron, every
 from celery_anarchon.pace import check_pace
 from celery_anarchon.schedules import kind_of, timetable_by_class, timetable_of
 from celery_anarchon.timetable import Chain
@@ -217,17 +219,31 @@ class JobFactory:
             return self._alike.one(resolved())
         # Most jobs have no options of their own: what the defaults make of such a job depends on its class alone, and
         # on which of them are not for it.
-        return self._alike.options((kind, isinstance(entry.schedule, crontab), _not_for(entry)), resolved)
+        return self._alike.options((kind, isinstance(entry.schedule, crontab), self._not_for(entry)), resolved)
 
     def _sources(self, name: str, kind: Kind, entry: ScheduleEntry, given: Mapping[str, Any]) -> OptionSources:
-        left_out = _not_for(entry)
+        left_out = self._not_for(entry)
         settings = {option: value for option, value in self._option_settings.items() if option not in left_out}
         defaults = {option: value for option, value in self._defaults.items() if option not in left_out}
-        if kind is Kind.CRON and isinstance(entry.schedule, crontab) and settings.get("max_late") is None:
-            deadline = self.app.conf.get("beat_cron_starting_deadline")
-            if deadline is not None:
-                settings = {**settings, "max_late": deadline}
-        return OptionSources(entry=given, by_name=self._by_name.get(name, {}), defaults=defaults, settings=settings)
+        celerys = kind is Kind.CRON and isinstance(entry.schedule, crontab)
+        return OptionSources(
+            entry=given,
+            by_name=self._by_name.get(name, {}),
+            defaults=defaults,
+            settings=settings,
+            deadline=self.app.conf.get(DEADLINE) if celerys else None,
+        )
+
+    def _not_for(self, entry: ScheduleEntry) -> frozenset[str]:
+        """The options whose defaults are not for this entry: it cannot take them, or says the same in another way."""
+        found: frozenset[str] = WORKER_SIDE if entry.task in CANVAS else frozenset()
+        if _has_zone(entry.schedule, self.app):
+            found |= {"timezone"}
+        if isinstance(entry.schedule, every) and entry.schedule.offset != 0:
+            found |= {"offset"}
+        if (entry.options or {}).get("time_limit") is not None:
+            found |= {"timeout"}
+        return found
 
 
 def _copy_of(entry: ScheduleEntry, name: str, app: Celery) -> ScheduleEntry:
@@ -239,14 +255,15 @@ def _copy_of(entry: ScheduleEntry, name: str, app: Celery) -> ScheduleEntry:
     return copied
 
 
-def _not_for(entry: ScheduleEntry) -> frozenset[str]:
-    """The options whose defaults are not for this entry: it cannot take them, or says the same in another way."""
-    found: frozenset[str] = WORKER_SIDE if entry.task in CANVAS else frozenset()
-    if isinstance(entry.schedule, cron) and entry.schedule.zone is not None:
-        found |= {"timezone"}
-    if (entry.options or {}).get("time_limit") is not None:
-        found |= {"timeout"}
-    return found
+def _has_zone(schedule: Any, app: Celery) -> bool:
+    """Whether the schedule itself says in which zone it is meant."""
+    if isinstance(schedule, cron):
+        return schedule.zone is not None
+    try:
+        return isinstance(schedule, crontab) and own_zone(schedule, app) is not None
+    except ConfigurationError:
+        # It does, and which zones will not do is told when its timetable is made.
+        return True
 
 
 def _span(value: Any) -> Millis | None:

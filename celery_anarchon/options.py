@@ -24,6 +24,9 @@ CLAIM_ONLY_MAX_LATE: Millis = 60_000
 """``max_late`` on a store that only takes claims, unless the job says otherwise: how far a beat looks back when it
 starts, and how long a winner keeps what it cannot publish."""
 
+DEADLINE = "beat_cron_starting_deadline"
+"""Celery's own setting that is `max_late` for its crontabs."""
+
 WORKER_SIDE = frozenset({"overlap", "max_attempts", "queue_timeout", "on_unknown"})
 """Options that only a worker which asks the store can honour."""
 
@@ -224,6 +227,8 @@ class OptionSources:
     """``Anarchon(app, ...)``."""
     settings: Mapping[str, Any]
     """``anarchon_<option>``, without the prefix."""
+    deadline: Any = None
+    """``beat_cron_starting_deadline``, where it is about this job: `max_late`, if nothing else says that."""
 
 
 def job_options(job: str, kind: Kind, sources: OptionSources, traits: Traits, store: str = THIS_STORE) -> JobOptions:
@@ -252,10 +257,14 @@ def job_options(job: str, kind: Kind, sources: OptionSources, traits: Traits, st
             if name not in found and value is not None and not _cannot(name, kind, traits):
                 label = f"anarchon_{name}" if source == "setting" else name
                 found[name] = _read(name, value, f"{source} {label!r}")
+    reach = _REACH
+    if sources.deadline is not None and "max_late" not in found and not _cannot("max_late", kind, traits):
+        found["max_late"] = _read("max_late", sources.deadline, f"setting {DEADLINE!r}")
+        reach = f"option 'jitter' + setting {DEADLINE!r}"
     if not traits.leases:
         found.setdefault("max_late", CLAIM_ONLY_MAX_LATE)
     options = JobOptions(**found)
-    _refuse_beyond_horizon(job, options, traits, store)
+    _refuse_beyond_horizon(job, options, traits, store, reach)
     _refuse_short_history(job, options, traits, store)
     return options
 
@@ -363,14 +372,17 @@ def _read(name: str, value: Any, what: str) -> Any:
         raise OptionError(str(error)) from None
 
 
-def _refuse_beyond_horizon(job: str, options: JobOptions, traits: Traits, store: str) -> None:
+_REACH = "options 'jitter' + 'max_late'"
+
+
+def _refuse_beyond_horizon(job: str, options: JobOptions, traits: Traits, store: str, what: str = _REACH) -> None:
     if traits.horizon is None:
         return
     reach = options.jitter + (options.max_late or 0)
     if reach >= traits.horizon:
         raise OptionError(
-            f"job {job!r}: options 'jitter' + 'max_late' ({reach / 1000:g} s) must be shorter than {store} "
-            f"remembers a claim ({traits.horizon / 1000:g} s); lower them"
+            f"job {job!r}: {what} ({reach / 1000:g} s) must be shorter than {store} remembers a claim "
+            f"({traits.horizon / 1000:g} s); lower them"
         )
 
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery, chain
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
+from django_celery_beat.tzcrontab import TzAwareCrontab
 from support.ticking import run_until
 
 import celery_anarchon
@@ -21,6 +23,7 @@ from celery_anarchon.backends.memory import MemoryBackend, MemoryStore
 from celery_anarchon.errors import ConfigurationError, OptionError
 from celery_anarchon.model import Coalesce, Overlap
 from celery_anarchon.options import JobOptions
+from celery_anarchon.testing.claimonly import ClaimOnlyMemory, ClaimOnlyStore
 from celery_anarchon.testing.clock import ManualClock
 
 START = 1_774_746_000_000  # 2026-03-29T01:00Z
@@ -383,6 +386,48 @@ def test_a_default_timeout_gives_way_to_the_entrys_own_time_limit(stage: Stage) 
     assert limits == {"own": 5, "rest": 90}
 
 
+@pytest.mark.parametrize("place", [by_anarchon, by_setting])
+def test_a_default_offset_gives_way_to_the_schedules_own(stage: Stage, place: Callable[..., None]) -> None:
+    place(stage, {"offset": "auto"})
+    stage.app.conf.beat_schedule = {
+        "own": {"task": "t", "schedule": every("1m", offset="10s")},
+        "auto": {"task": "t", "schedule": every("1m", offset="auto")},
+        "rest": {"task": "t", "schedule": every("1m")},
+        "number": {"task": "t", "schedule": 60},
+    }
+    stage.scheduler()
+    assert stage.options("own").offset is None
+    assert stage.options("rest").offset == stage.options("number").offset == "auto"
+    stage.run(MINUTE)
+    sent = dict(stage.sent())
+    assert set(sent) == {"own", "auto", "rest", "number"}
+    assert sent["own"] == slots("own", 1 / 6)[0][1]
+
+
+@pytest.mark.parametrize("place", [by_anarchon, by_setting])
+def test_a_default_timezone_gives_way_to_the_crontabs_own(stage: Stage, place: Callable[..., None]) -> None:
+    place(stage, {"timezone": "Europe/Paris"})
+    zoned = crontab(minute=5, hour=6)
+    zoned.tz = ZoneInfo("Asia/Karachi")
+    stage.app.conf.beat_schedule = {
+        "zoned": {"task": "t", "schedule": zoned},
+        "django": {"task": "t", "schedule": TzAwareCrontab(minute=5, hour=6, tz=ZoneInfo("Asia/Karachi"))},
+        "cron": {"task": "t", "schedule": cron("5 6 * * *", timezone="Asia/Karachi")},
+        "rest": {"task": "t", "schedule": crontab(minute=5, hour=3)},
+    }
+    stage.scheduler()
+    assert {name: stage.options(name).timezone for name in ("zoned", "django", "cron", "rest")} == {
+        "zoned": None,
+        "django": None,
+        "cron": None,
+        "rest": "Europe/Paris",
+    }
+    stage.run(6 * MINUTE)
+    assert sorted(stage.sent()) == sorted(
+        slot for name in ("zoned", "django", "cron", "rest") for slot in slots(name, 5)
+    )
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -430,6 +475,18 @@ def test_a_default_timeout_gives_way_to_the_entrys_own_time_limit(stage: Stage) 
         ({"anarchon_leese": 5}, ["anarchon_leese", "anarchon_lease"]),
         ({"anarchon_lease": 5, "anarchon_heartbeat": 3}, ["anarchon_heartbeat", "third"]),
         ({"anarchon_overlap": "skip"}, ["'overlap'", "worker side"]),
+        (
+            {"beat_cron_starting_deadline": 0, "beat_schedule": {"late": {"task": "t", "schedule": crontab()}}},
+            ["'beat_cron_starting_deadline'", "longer than zero", "0"],
+        ),
+        (
+            {
+                "anarchon_backend": ClaimOnlyMemory(store=ClaimOnlyStore()),
+                "beat_cron_starting_deadline": 3600,
+                "beat_schedule": {"late": {"task": "t", "schedule": crontab()}},
+            },
+            ["'late'", "'jitter' + setting 'beat_cron_starting_deadline' (3600 s)", "claim-only-memory", "300 s"],
+        ),
         ({"anarchon_backend": "sqlight:///a.db"}, ["anarchon_backend", "sqlight", "sqlite"]),
         ({"anarchon_backend": "sqlite:///a.db?tabel=x"}, ["anarchon_backend", "tabel", "table"]),
         ({"anarchon_backend": "mongodb://localhost"}, ["anarchon_backend", "mongodb"]),
