@@ -141,6 +141,8 @@ class Sweeper:
         self._owner = owner
         self._label = label
         self._size = settings.batch
+        self._free_size = settings.batch
+        """How many slots that waited are listed at once."""
         self._look_at = clock.monotonic()
         self._waits_in_vain: list[LapsedEnd] = []
         """Slots that waited, of jobs that this beat does not know."""
@@ -174,18 +176,33 @@ class Sweeper:
         """What this beat lacked is back: it may go on with what it abandoned."""
         self._left.clear()
 
-    def ready(self) -> list[Ready]:
-        """Slots of known jobs that waited for another run and may be claimed now."""
+    def ready(self) -> tuple[list[Ready], bool]:
+        """Slots of known jobs that waited for another run and may be claimed now, one batch at most; and whether there
+        may be more of them."""
         if self._runs is None:
-            return []
-        found = [(slot, self._job_named(slot.job)) for slot in self._runs.waiting(self._settings.batch)]
-        self._waits_in_vain = [_in_vain(slot) for slot, job in found if job is None]
-        ready = []
-        for slot, job in found:
-            if job is not None:
+            return [], False
+        batch = self._settings.batch
+        listed = self._runs.waiting(self._free_size)
+        full = len(listed) == self._free_size
+        in_vain: list[LapsedEnd] = []
+        ready: list[Ready] = []
+        for slot in listed:
+            job = self._job_named(slot.job)
+            if job is None:
+                in_vain.append(_in_vain(slot))
+            elif len(ready) == batch:
+                full = True
+            else:
                 with self._apart(job):
                     ready.append(Ready(job, slot.slot, latest_start(job, slot.slot)))
-        return ready
+        self._waits_in_vain = in_vain[:batch]
+        if ready:
+            self._free_size = batch
+        elif full:
+            # None of it is for this beat to do: as with what lapsed, look further at once.
+            self._free_size *= 2
+            self.look_now()
+        return ready, full
 
     def in_time(self, slot: Ready) -> bool:
         return slot.in_time(self._clock.wall())

@@ -68,13 +68,16 @@ class Takeovers:
 
     def waiting(self) -> list[Won]:
         """Slots that waited for the end of a run, now that it has ended."""
-        found = [*self._asked_before(), *self._sweeper.ready()]
-        ready = {(slot.job.name, slot.slot): slot for slot in found}
+        free, full = self._sweeper.ready()
+        ready = {(slot.job.name, slot.slot): slot for slot in (*self._asked_before(), *free)}
         in_time = [self._sweeper.in_time(slot) for slot in ready.values()]
         won = []
-        for item in self._claiming.ask_for_waiting(list(ready.values()), in_time):
+        items = self._claiming.ask_for_waiting(list(ready.values()), in_time)
+        for item in items:
             if item.late is not None or self._sweeper.in_time(ready[item.job.name, item.slot]):
                 won.append(item)
             else:
                 self._unsent.give_up(item, RunState.MISFIRE, "max-late")
+        if items and full:
+            self._sweeper.look_now()
         return won

@@ -17,9 +17,13 @@ HOUR = 60 * MINUTE
 
 
 def followed(
-    overlap: Overlap = Overlap.ALLOW, max_attempts: int | None = None, every: Millis = MINUTE, **options: object
+    overlap: Overlap = Overlap.ALLOW,
+    max_attempts: int | None = None,
+    every: Millis = MINUTE,
+    name: str = "job",
+    **options: object,
 ) -> Job:
-    made = job("job", every, overlap=overlap, max_attempts=max_attempts, **options)
+    made = job(name, every, overlap=overlap, max_attempts=max_attempts, **options)
     terms = Terms(lease=30 * SECOND, queue_timeout=HOUR, max_attempts=max_attempts, overlap=overlap)
     return Job(name=made.name, timetable=made.timetable, options=made.options, terms=terms)
 
@@ -31,14 +35,12 @@ class Hand:
         self.backend = MemoryBackend(store=world.store)
         self.terms = Terms(lease=30 * SECOND, queue_timeout=HOUR)
 
-    def start(self, slot: Millis, attempt: int = 1, **more: object) -> RunHold:
+    def start(self, slot: Millis, attempt: int = 1, job: str = "job", **more: object) -> RunHold:
         token = f"{slot}-{attempt}"
-        start = Start(
-            job="job", slot=slot, attempt=attempt, retries=0, token=token, worker="w", terms=self.terms, **more
-        )  # type: ignore[arg-type]
+        start = Start(job=job, slot=slot, attempt=attempt, retries=0, token=token, worker="w", terms=self.terms, **more)  # type: ignore[arg-type]
         result = self.backend.start([start])[0]
         assert result.answer is GateAnswer.START
-        return RunHold(job="job", slot=slot, attempt=result.attempt, retries=0, token=token)
+        return RunHold(job=job, slot=slot, attempt=result.attempt, retries=0, token=token)
 
     def settle(self, hold: RunHold) -> None:
         assert self.backend.settle([Settlement(**vars(hold), state=RunState.SUCCEEDED)]) == [True]
@@ -163,6 +165,43 @@ def test_queue_one_asks_again_for_what_waited(world: World) -> None:
     assert hand.states()[20][0] == "queued"
     world.run(2 * MINUTE)
     assert len(world.outbox.slots) == 2 and world.events_of(events.TookOver) == []
+
+
+def let_many_wait(world: World, *jobs: Job) -> None:
+    """Each of *jobs* has a second slot that waits, and then all their first runs end together."""
+    world.beat("a", *jobs)
+    world.run(10 * MINUTE)
+    world.run(10 * MINUTE + SECOND)
+    first, second = START + 10 * MINUTE, START + 20 * MINUTE
+    hand = Hand(world)
+    for one in jobs:
+        assert world.states(one.name) == {first: "queued", second: "waiting"}
+        hand.settle(hand.start(first, job=one.name))
+    world.outbox.arrived.clear()
+
+
+def test_all_that_waited_goes_on_within_a_heartbeat(world: World) -> None:
+    """However many runs end together: one batch after the other, and not one a heartbeat."""
+    jobs = [followed(Overlap.QUEUE_ONE, every=10 * MINUTE, name=f"job {number}") for number in range(250)]
+    let_many_wait(world, *jobs)
+    looks = world.backend().calls.count("lapsed")
+    world.run(10 * SECOND)
+    assert sorted(world.outbox.slots) == sorted((one.name, START + 20 * MINUTE) for one in jobs)
+    assert world.backend().calls.count("lapsed") - looks <= 5
+
+
+def test_what_waits_for_other_beats_does_not_hide_what_this_one_can_send(world: World) -> None:
+    """Slots of jobs that this beat does not know are listed first, and stay so for an hour."""
+    mine = [followed(Overlap.QUEUE_ONE, every=10 * MINUTE, name=f"mine {number}") for number in range(150)]
+    foreign = [followed(Overlap.QUEUE_ONE, every=10 * MINUTE, name=f"foreign {number}") for number in range(100)]
+    let_many_wait(world, *foreign, *mine)
+    world.beats["a"].load({one.name: one for one in mine})
+    looks = world.backend().calls.count("lapsed")
+    world.run(10 * SECOND)
+    assert sorted(world.outbox.slots) == sorted((one.name, START + 20 * MINUTE) for one in mine)
+    assert world.backend().calls.count("lapsed") - looks <= 8
+    world.run(MINUTE)
+    assert world.backend().calls.count("lapsed") - looks <= 8 + 2 * 7, "no hot loop"
 
 
 def test_queue_one_keeps_max_late(world: World) -> None:
