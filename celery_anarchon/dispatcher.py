@@ -105,6 +105,7 @@ class Dispatcher:
             self._pulse,
             self._roster,
             self._journal,
+            unanswered,
             self._ledger,
             self.clock,
             self.fanout,

@@ -19,6 +19,7 @@ from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
 from celery_anarchon.sharing import Share
 from celery_anarchon.timetable import Chain
+from celery_anarchon.unanswered import Unanswered
 from celery_anarchon.wants import Want
 
 SETTLING: Millis = 2 * STALL
@@ -40,6 +41,7 @@ class Planning:
         pulse: Pulse,
         roster: Roster,
         journal: Journal,
+        unanswered: Unanswered,
         ledger: Ledger,
         clock: Clock,
         fanout: events.Fanout,
@@ -53,6 +55,7 @@ class Planning:
         self._pulse = pulse
         self._roster = roster
         self._journal = journal
+        self._unanswered = unanswered
         self._ledger = ledger
         self._clock = clock
         self._fanout = fanout
@@ -105,9 +108,10 @@ class Planning:
         )
         if not plan.send and plan.cursor == watched.cursor:
             slots.refuse_to_spin(job.name, job.timetable, job.options, watched.cursor, now)
-        self._give_up(job, RunState.MISFIRE, "max-late", plan.too_late)
-        self._give_up(job, RunState.MISFIRE, "catch-up", plan.not_caught_up)
-        self._give_up(job, RunState.SUPERSEDED, "newer-slot", plan.superseded)
+        after = watched.cursor
+        self._give_up(job, RunState.MISFIRE, "max-late", plan.too_late, after)
+        self._give_up(job, RunState.MISFIRE, "catch-up", plan.not_caught_up, after)
+        self._give_up(job, RunState.SUPERSEDED, "newer-slot", plan.superseded, after)
         # All that was given up lies below the first slot to send: noted once, whatever becomes of the claims.
         watched.cursor = plan.send[0] - 1 if plan.send else plan.cursor
         wants = [Want(watched, slot, slot) for slot in plan.send]
@@ -127,15 +131,19 @@ class Planning:
 
     def before_first_seen(self, job: Job, slot: Millis) -> None:
         """Its one slot lies before the store first saw the job."""
-        self._give_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (slot,)))
+        self._give_up(job, RunState.MISFIRE, "before-first-seen", slots.Cut(1, (slot,)), after=slot - 1)
 
-    def _give_up(self, job: Job, state: RunState, reason: str, cut: slots.Cut) -> None:
+    def _give_up(self, job: Job, state: RunState, reason: str, cut: slots.Cut, after: Millis) -> None:
+        """
+        :param after: the cut has no slot at or below this.
+        """
         if not cut.latest:
             # Nearly always: this is asked three times for each job that is due.
             return
-        # What may have been won is still to be sent, though the plan has gone on.
-        latest = tuple(slot for slot in cut.latest if not self._journal.doubts(job, slot))
-        cut = slots.Cut(cut.total - len(cut.latest) + len(latest), latest)
+        # What may have been won is still to be sent, or to be ended as this beat's, though the plan has gone on.
+        doubted = self._unanswered.give_up(job.name, after, cut.latest[0], (state, reason))
+        doubted |= {slot for slot in cut.latest if self._journal.doubts(job, slot)}
+        cut = slots.Cut(cut.total - len(doubted), tuple(slot for slot in cut.latest if slot not in doubted))
         if not cut.latest:
             return
         self._fanout.emit(

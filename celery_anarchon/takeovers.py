@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from celery_anarchon import events
 from celery_anarchon.claiming import Claiming
 from celery_anarchon.job import Job
-from celery_anarchon.model import RunState
+from celery_anarchon.model import Millis, RunState
 from celery_anarchon.sweeper import Sweeper, TakenOver
 from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Ready, Won
@@ -37,6 +37,8 @@ class Takeovers:
         """Of what lapsed, what this beat took over."""
         won = []
         for claim in self._sweeper.take_over(others_live=others_live, agreed=agreed):
+            # Whatever became of an earlier claim of it: this is the verdict on the slot.
+            self._claiming.unanswered.forget(claim.job.name, claim.slot)
             item = Won(claim.job, claim.slot, claim.attempt, claim.deadline)
             item.terms, item.late, item.error = claim.terms, claim.late, claim.error
             if self._goes_on(claim, item):
@@ -66,15 +68,32 @@ class Takeovers:
             if job is not None:
                 yield slot._replace(job=job)
 
+    def _given_up(self) -> dict[tuple[str, Millis], tuple[Ready, tuple[RunState, str]]]:
+        """Slots that the plan gave up while it was not known whose they are."""
+        found = {}
+        for lost in self._claiming.unanswered.given_up():
+            job, slot = self._job_named(lost.ask.job.name), lost.ask.slot
+            if job is not None and lost.end is not None:
+                found[job.name, slot] = Ready(job, slot, None), lost.end
+        return found
+
     def waiting(self) -> list[Won]:
-        """Slots that waited for the end of a run, now that it has ended."""
+        """Slots that waited for the end of a run, now that it has ended. Those that the plan has given up are asked for
+        along with them: what is this beat's ends so, unless its message is out; of the rest others tell."""
         free, full = self._sweeper.ready()
         ready = {(slot.job.name, slot.slot): slot for slot in (*self._asked_before(), *free)}
-        in_time = [self._sweeper.in_time(slot) for slot in ready.values()]
+        given_up = self._given_up()
+        ready |= {place: slot for place, (slot, _) in given_up.items()}
+        in_time = [place not in given_up and self._sweeper.in_time(slot) for place, slot in ready.items()]
         won = []
         items = self._claiming.ask_for_waiting(list(ready.values()), in_time)
         for item in items:
-            if item.late is not None or self._sweeper.in_time(ready[item.job.name, item.slot]):
+            place = item.job.name, item.slot
+            if item.late is not None:
+                won.append(item)
+            elif place in given_up:
+                self._unsent.give_up(item, *given_up[place][1])
+            elif self._sweeper.in_time(ready[place]):
                 won.append(item)
             else:
                 self._unsent.give_up(item, RunState.MISFIRE, "max-late")

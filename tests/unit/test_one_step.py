@@ -103,6 +103,19 @@ def test_a_lost_answer_is_asked_again_and_nothing_is_sent_twice(world: World) ->
     assert queue(world) == ["x 60 1", "x 120 1"]
 
 
+def test_a_message_that_is_out_is_told_as_sent_though_the_plan_has_given_its_slot_up(world: World) -> None:
+    """The answer was lost, and the store was away until a newer slot had come."""
+    world.beat("a", job("x", 10 * SECOND), builder=Maker())
+    world.lose_a_reply_of("claim_and_send")
+    world.backend().away = True
+    world.run(12 * SECOND)
+    world.backend().away = False
+    world.run(10 * SECOND)
+    assert queue(world) == ["x 10 1", "x 20 1", "x 30 1"]
+    assert sorted(event.slot - START for event in world.events_of(events.Sent)) == [10_000, 20_000, 30_000]
+    assert world.events_of(events.SlotsGivenUp) == []
+
+
 def test_beats_share_a_burst_and_messages_are_made_for_what_is_open(world: World) -> None:
     jobs = [job(f"job-{n}") for n in range(20)]
     first, second = Maker(), Maker()
