@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -109,3 +110,26 @@ def test_another_beat_that_has_it_is_the_one_to_tell(world: World) -> None:
     assert world.outbox.slots.count(("job", FIRST)) == 1
     assert world.events_of(events.SlotsGivenUp) == []
     assert [event.answer for event in world.events_of(events.Claimed, "a") if event.slot == FIRST] == [Answer.TAKEN]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_one_verdict_whatever_fails(seed: int) -> None:
+    """A store that is away or loses answers, again and again, and now and then the broker as well."""
+    chance, world = random.Random(seed), World()
+    options: list[dict[str, Any]] = [{}, {"max_late": 20 * SECOND}, {"catch_up": 15 * SECOND}, {"catch_up": 0}]
+    world.beat("a", job(every=10 * SECOND, **chance.choice(options)))
+    world.run(SECOND)
+    backend = world.backend()
+    for _ in range(12):
+        backend.away, world.outbox.away = chance.random() < 0.25, chance.random() < 0.08
+        calls = ("claim", "confirm", "takeover", "give_up", "record")
+        backend.lose_reply_of = {call for call in calls if chance.random() < 0.25}
+        world.run(chance.randrange(1, 20) * SECOND)
+    backend.away, world.outbox.away, backend.lose_reply_of = False, False, set()
+    world.run(90 * SECOND)
+    sent = [slot for _, slot in world.outbox.slots]
+    assert len(set(sent)) == len(sent)
+    assert not set(sent) & {event.newest for event in world.events_of(events.SlotsGivenUp)}
+    states = world.states("job")
+    assert list(states) == list(range(FIRST, world.clock.wall() + 1, 10 * SECOND)), "nothing goes without a word"
+    assert {slot for slot, state in states.items() if state == "dispatched"} == set(sent)
