@@ -18,9 +18,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from celery_anarchon import events, wire
+from celery_anarchon import events
 from celery_anarchon.agenda import Agenda
-from celery_anarchon.backends.base import ClaimBackend, Confirmation
+from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.burst import Burst
 from celery_anarchon.chains import Chains
 from celery_anarchon.claiming import Asked, Claiming
@@ -29,15 +29,16 @@ from celery_anarchon.errors import AnarchonError, BackendUnavailable, OutcomeUnk
 from celery_anarchon.job import Job
 from celery_anarchon.journal import Journal
 from celery_anarchon.ledger import Ledger
-from celery_anarchon.model import Millis, RunState
+from celery_anarchon.model import RunState
+from celery_anarchon.neighbours import Neighbours
 from celery_anarchon.newcomers import Newcomers
 from celery_anarchon.onestep import OneStep
 from celery_anarchon.options import Settings
-from celery_anarchon.outage import Outage
 from celery_anarchon.planning import Planning
-from celery_anarchon.publishing import BrokerAway, Builder, Dispatch, Publisher, PublishUnclear
+from celery_anarchon.publishing import Builder, Publisher
 from celery_anarchon.pulse import STALL, Pulse
 from celery_anarchon.roster import Roster
+from celery_anarchon.sending import Sending
 from celery_anarchon.skew import FleetClock, Standing
 from celery_anarchon.skips import Skips
 from celery_anarchon.sweeper import Sweeper
@@ -87,8 +88,6 @@ class Dispatcher:
         self.stopping = stopping
 
         self.agenda = Agenda()
-        self._store = Outage(self.clock)
-        self._broker = Outage(self.clock)
         self._opened = False
         self._closed = False
 
@@ -133,7 +132,31 @@ class Dispatcher:
             owner=owner,
             label=label,
         )
+        self._neighbours = Neighbours(
+            backend,
+            publisher,
+            self._pulse,
+            self._roster,
+            self._sweeper,
+            self.clock,
+            self.fanout,
+            opened=self._open,
+        )
+        self._store, self._broker = self._neighbours.store, self._neighbours.broker
         self._unsent = Unsent(self._journal, self._ledger, self._sweeper, self.fanout, owner=owner)
+        self._sending = Sending(
+            publisher,
+            self._neighbours,
+            self.agenda,
+            self._roster,
+            self._journal,
+            self._ledger,
+            self._unsent,
+            self.clock,
+            self.fanout,
+            owner=owner,
+            namespace=backend.namespace,
+        )
         self._claiming = Claiming(
             backend,
             self.settings,
@@ -177,7 +200,7 @@ class Dispatcher:
         finally:
             opened()
         if away is not None:
-            self._store_failed(away)
+            self._neighbours.store_failed(away)
 
     def _open(self) -> None:
         if not self._opened:
@@ -199,9 +222,9 @@ class Dispatcher:
         """Do everything that is due; seconds until there is something to do again. Raises nothing."""
         try:
             self._look()
-            if self._store_answers():
+            if self._neighbours.store_answers():
                 if self._broker.away:
-                    self._broker_answers()
+                    self._neighbours.broker_answers()
                 self._ledger.tell(self.clock.monotonic())
                 self._retry_unclear()
                 if self._roster.show_presence():
@@ -212,12 +235,12 @@ class Dispatcher:
                     self._dispatch_due()
                     self._sweep_when_due()
                     self._skips.tell()
-                self._note_work()
+                self._neighbours.note_work()
         except AnarchonError as error:
-            self._store_failed(error)
+            self._neighbours.store_failed(error)
         except Exception as error:
             # A beat that dies for a bug serves nobody; one that goes on blindly is worse. Fail closed and try again.
-            if self._store_failed(error):
+            if self._neighbours.store_failed(error):
                 logger.exception("unexpected error in a tick")
         wait = self._wait()
         self._pulse.resting(wait)
@@ -226,7 +249,7 @@ class Dispatcher:
     def _dispatch_due(self) -> None:
         now = self.clock.wall()
         first = self.agenda.next_due()
-        if first is None or first > now or not self._broker_answers():
+        if first is None or first > now or not self._neighbours.broker_answers():
             return
         self._look()
         if self._roster.in_doubt:
@@ -255,25 +278,24 @@ class Dispatcher:
         """Where nobody takes over: claims whose answer was lost. What they won may be planned by nobody any more."""
         self._claiming.lose()
         wants = self._journal.to_ask_again()
-        if not wants or self.stopping() or not self._broker_answers():
+        if not wants or self.stopping() or not self._neighbours.broker_answers():
             return
         for batch in batches(wants, self.settings.batch):
             self._finish(self._begin(batch))
 
     def _publish(self, won: Iterable[Won]) -> None:
-        heard = self.fanout.is_heard(events.Sending) or self.fanout.is_heard(events.Sent)
+        heard = self._sending.is_heard
         for item in won:
             if item.late is not None:
                 # Its message went out with the claim.
                 if heard:
-                    self._note_sending(item, item.late)
-                    self._note_sent(item, item.late)
-                self._is_out(item)
+                    self._sending.note_both(item, item.late)
+                self._sending.is_out(item)
                 item.decide()
                 continue
             self._look()
             if item.error is not None:
-                self._note_not_sent(item, item.error)
+                self._sending.refused(item, item.error)
             elif self._broker.away:
                 self._unsent.put_back(item)
                 item.decide()
@@ -287,69 +309,14 @@ class Dispatcher:
         self._ledger.tell(self.clock.monotonic())
 
     def _publish_one(self, item: Won) -> None:
-        late = max(0, self.clock.wall() - item.due)
-        job, slot, run_id = item.job, item.slot, self._run_id(item)
-        self._note_sending(item, late)
-        try:
-            self.publisher.publish(
-                Dispatch(job=job, slot=slot, attempt=item.attempt, run_id=run_id, late=late, terms=item.terms)
-            )
-        except BrokerAway as error:
-            self._broker_failed(error)
-            self._unsent.put_back(item)
-        except PublishUnclear as error:
-            if not item.unclear:
-                self.fanout.emit(events.Unclear(job=job.name, slot=slot, run_id=run_id, error=error))
-            item.unclear = True
-            self._unsent.keep(item)
-        except Exception as error:
-            self._note_not_sent(item, error)
-        else:
-            self._ledger.confirm(
-                Confirmation(**vars(item.hold(self.owner)), late=late, delay=job.delay(self.clock.wall()))
-            )
-            self._note_sent(item, late)
-            self._is_out(item)
-        # Each branch left the slot with somebody: the store by a list above, or the retries by `_unsent`.
-        self._journal.hold(job, slot)
-        item.decide()
-
-    def _run_id(self, item: Won) -> str:
-        return wire.run_id(self.backend.namespace, item.job.name, item.slot)
-
-    def _note_sending(self, item: Won, late: Millis) -> None:
-        if not self.fanout.is_heard(events.Sending):
-            return
-        run_id, task = self._run_id(item), item.job.task
-        self.fanout.emit(
-            events.Sending(job=item.job.name, slot=item.slot, run_id=run_id, attempt=item.attempt, late=late, task=task)
-        )
-
-    def _note_sent(self, item: Won, late: Millis) -> None:
-        if not self.fanout.is_heard(events.Sent):
-            return
-        name, slot, run_id = item.job.name, item.slot, self._run_id(item)
-        self.fanout.emit(events.Sent(job=name, slot=slot, run_id=run_id, attempt=item.attempt, late=late))
-
-    def _is_out(self, item: Won) -> None:
-        self._broker.worked()
-        if self._broker.goes_on:
-            self._broker_works()
-        watched = self.agenda.get(item.job.name)
-        if watched is not None:
-            self._roster.touched(watched)
-
-    def _note_not_sent(self, item: Won, error: Exception) -> None:
-        self.fanout.emit(events.NotSent(job=item.job.name, slot=item.slot, run_id=self._run_id(item), error=error))
-        self._ledger.give_up(item.ending(self.owner, RunState.NOT_SENT, "publish-error"))
-        item.decide()
+        self._sending.publish(item)
 
     def _retry_unclear(self) -> None:
         """Publish again, with the same task id, what the broker may not have; at its deadline it is anyone's."""
         waiting = self._unsent.take()
         if not waiting:
             return
-        reachable = self._broker_answers()
+        reachable = self._neighbours.broker_answers()
         for item in waiting:
             if self.clock.monotonic() >= item.deadline:
                 self._unsent.too_late(item)
@@ -374,7 +341,7 @@ class Dispatcher:
         if not self._sweeper.is_time() or self.stopping():
             return
         self._roster.tidy()
-        if not self._broker_answers():
+        if not self._neighbours.broker_answers():
             self._sweeper.wait()
             return
         self._publish(self._takeovers.lapsed(others_live=self._roster.others_live, agreed=self._roster.agreed))
@@ -384,7 +351,7 @@ class Dispatcher:
         watched = self.agenda.get(name)
         return watched.job if watched is not None else None
 
-    # --- neighbours and clocks ----------------------------------------------------------------------------------------
+    # --- clocks -------------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         if self._pulse.look():
@@ -401,58 +368,6 @@ class Dispatcher:
             begin = min(begin - STALL, self.clock.right_until or begin)
         self._pulse.working_since = begin
         self._newcomers.begin_anew(begin)
-
-    def _store_answers(self) -> bool:
-        if self._store.away:
-            if self._store.remaining() > 0:
-                return False
-            self._open()
-            self.backend.now()
-            self._missed_for(self._store.reachable())
-            self._roster.show_again()
-            self._sweeper.look_now()
-        return True
-
-    def _store_failed(self, error: Exception) -> bool:
-        """Note that the store did not do its work; True: that is news."""
-        news = self._store.failed(error)
-        if news:
-            self.fanout.emit(events.StoreChanged(error=error))
-        return news
-
-    def _broker_answers(self, *, at_once: bool = False) -> bool:
-        if self._broker.remaining() > 0 and not at_once:
-            return False
-        try:
-            self.publisher.check()
-        except BrokerAway as error:
-            self._broker_failed(error)
-            return False
-        if self._broker.away:
-            self._missed_for(self._broker.reachable())
-            self._sweeper.forgive()
-            self._sweeper.look_now()
-        return True
-
-    def _note_work(self) -> None:
-        """A tick went well. Where there are leases it has written that this beat lives, whatever was due."""
-        if (self._roster.registers or self._store.lasts) and self._store.answered():
-            self.fanout.emit(events.StoreChanged(error=None))
-        if self._broker.lasts:
-            self._broker_works()
-
-    def _broker_works(self) -> None:
-        if self._broker.answered():
-            self.fanout.emit(events.BrokerChanged(error=None))
-
-    def _missed_for(self, away: float) -> None:
-        """What fell due in an outage was missed; one that is over before it counts as a pause is a slow moment."""
-        if away * 1000 > STALL:
-            self._pulse.restart()
-
-    def _broker_failed(self, error: BrokerAway) -> None:
-        if self._broker.failed(error):
-            self.fanout.emit(events.BrokerChanged(error=error))
 
     def _wait(self) -> float:
         if self._store.away:
@@ -499,7 +414,7 @@ class Dispatcher:
         """The stop where nobody takes over: what is still held is sent now, or lost, and that is said."""
         waiting = self._unsent.take()
         try:
-            if waiting and self._broker_answers(at_once=True):
+            if waiting and self._neighbours.broker_answers(at_once=True):
                 while waiting and not self._unsent.waiting:
                     # After one that failed the others would only be waited for.
                     self._publish_one(waiting.pop(0))
