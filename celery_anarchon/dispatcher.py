@@ -226,7 +226,7 @@ class Dispatcher:
                 if self._broker.away:
                     self._neighbours.broker_answers()
                 self._ledger.tell(self.clock.monotonic())
-                self._retry_unclear()
+                self._retry_unclear(held_up=False)
                 if self._roster.show_presence():
                     self._begin_anew()
                 self._register()
@@ -235,6 +235,8 @@ class Dispatcher:
                     self._dispatch_due()
                     self._sweep_when_due()
                     self._skips.tell()
+                # Last, or it would hold up the others each time: one queue may take nothing while the rest works.
+                self._retry_unclear(held_up=True)
                 self._neighbours.note_work()
         except AnarchonError as error:
             self._neighbours.store_failed(error)
@@ -284,7 +286,7 @@ class Dispatcher:
             self._finish(self._begin(batch))
 
     def _publish(self, won: Iterable[Won]) -> None:
-        heard = self._sending.is_heard
+        heard, unclear = self._sending.is_heard, False
         for item in won:
             if item.late is not None:
                 # Its message went out with the claim.
@@ -296,7 +298,8 @@ class Dispatcher:
             self._look()
             if item.error is not None:
                 self._sending.refused(item, item.error)
-            elif self._broker.away:
+            elif self._broker.away or (unclear and not self._journal.applies and self.stopping()):
+                # At a stop a broker that does not answer is no longer waited for.
                 self._unsent.put_back(item)
                 item.decide()
             elif self._journal.applies and self.clock.monotonic() >= item.deadline:
@@ -306,14 +309,17 @@ class Dispatcher:
                 self.fanout.emit(events.LeaseOver(job=item.job.name, slot=item.slot))
             else:
                 self._publish_one(item)
+                unclear = unclear or item.unclear
         self._ledger.tell(self.clock.monotonic())
 
     def _publish_one(self, item: Won) -> None:
         self._sending.publish(item)
 
-    def _retry_unclear(self) -> None:
+    def _retry_unclear(self, *, held_up: bool) -> None:
         """Publish again, with the same task id, what the broker may not have; at its deadline it is anyone's."""
-        waiting = self._unsent.take()
+        if not self._unsent.waiting:
+            return
+        waiting = self._unsent.take_some(held_up=held_up)
         if not waiting:
             return
         reachable = self._neighbours.broker_answers()

@@ -18,6 +18,10 @@ from celery_anarchon.roster import Roster
 from celery_anarchon.unsent import Unsent
 from celery_anarchon.wants import Won
 
+SILENCE = 1.0
+"""Seconds without an answer to one message after which the broker counts as away: all others would wait as long, one
+after the other."""
+
 
 class Sending:
     """Publishes for one beat."""
@@ -55,6 +59,7 @@ class Sending:
         late = max(0, self._clock.wall() - item.due)
         job, slot, run_id = item.job, item.slot, self._run_id(item)
         self._note_sending(item, late)
+        begun = self._clock.monotonic()
         try:
             self._publisher.publish(
                 Dispatch(job=job, slot=slot, attempt=item.attempt, run_id=run_id, late=late, terms=item.terms)
@@ -66,6 +71,9 @@ class Sending:
             if not item.unclear:
                 self._fanout.emit(events.Unclear(job=job.name, slot=slot, run_id=run_id, error=error))
             item.unclear = True
+            if self._clock.monotonic() - begun >= SILENCE:
+                item.held_up = True
+                self._neighbours.broker_failed(error)
             self._unsent.keep(item)
         except Exception as error:
             self.refused(item, error)

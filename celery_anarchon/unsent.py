@@ -33,6 +33,12 @@ class Unsent:
         waiting, self.waiting = self.waiting, []
         return waiting
 
+    def take_some(self, *, held_up: bool) -> list[Won]:
+        """Those that held up the others when they were tried, or the rest."""
+        waiting = self.take()
+        self.waiting = [item for item in waiting if item.held_up is not held_up]
+        return [item for item in waiting if item.held_up is held_up]
+
     def keep(self, item: Won) -> None:
         self._journal.hold(item.job, item.slot)
         self.waiting.append(item)

@@ -51,6 +51,8 @@ class Won:
     want: Want | None = None
     unclear: bool = False
     """A publish of it went unanswered before."""
+    held_up: bool = False
+    """And that took so long that it held up the others."""
     late: Millis | None = None
     """Its message went out with the claim, so late; None: it is to be published."""
     terms: Terms | None = None

@@ -1,0 +1,130 @@
+"""Publishing what was won: brokers that keep silent, leases that end meanwhile, and how late a first publish may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from support.engine import MINUTE, SECOND, START, World, job
+
+from celery_anarchon import events
+from celery_anarchon.backends.memory import MemoryBackend
+from celery_anarchon.model import Millis
+from celery_anarchon.publishing import Dispatch, PublishUnclear
+
+HOUR = 60 * MINUTE
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def silence(world: World, span: Millis = 10 * SECOND) -> Callable[[Dispatch], None]:
+    """A broker that takes each message, and says nothing for so long."""
+
+    def mood(_dispatch: Dispatch) -> None:
+        world.clock.advance(span)
+        raise PublishUnclear("timed out")
+
+    return mood
+
+
+def drive(world: World, until: Millis, name: str = "a") -> None:
+    """Let one beat tick until then, however much time its ticks take."""
+    while world.clock.wall() < until:
+        wait = world.beats[name].tick()
+        world.clock.advance(max(1, min(round(wait * 1000), until - world.clock.wall())))
+
+
+def given_up(world: World) -> list[tuple[str, str]]:
+    return [(str(event.state), event.reason) for event in world.events_of(events.SlotsGivenUp)]
+
+
+# --- a broker that keeps silent ---------------------------------------------------------------------------------------
+
+
+def stopped_at_the_first_message(world: World, span: Millis) -> float:
+    """A hundred slots are won, the stop comes while the first is published; for how many seconds the beat goes on."""
+    beat = world.beat("a", *(job(f"job-{number}") for number in range(100)))
+    world.run(SECOND)
+    say_nothing = silence(world, span)
+    stops: list[Dispatch] = []
+    beat.stopping = lambda: bool(stops)
+
+    def mood(dispatch: Dispatch) -> None:
+        stops.append(dispatch)
+        say_nothing(dispatch)
+
+    world.outbox.mood = mood
+    world.clock.advance(START + MINUTE - world.clock.wall())
+    begun = world.clock.monotonic()
+    beat.tick()
+    beat.close()
+    assert stops, "nothing was published"
+    return world.clock.monotonic() - begun
+
+
+@pytest.mark.parametrize("span", [10 * SECOND, 200])
+def test_a_stop_while_the_broker_confirms_nothing_hands_back_all_that_was_won(world: World, span: Millis) -> None:
+    assert stopped_at_the_first_message(world, span) <= 15
+    assert world.events_of(events.LeaseOver) == []
+    assert len(MemoryBackend(store=world.store).lapsed(200)) == 100
+
+
+def test_a_stop_while_the_broker_confirms_nothing_is_quick_where_nobody_takes_over() -> None:
+    world = World(claim_only={})
+    assert stopped_at_the_first_message(world, 10 * SECOND) <= 25
+    assert len(given_up(world)) == 100
+    assert set(given_up(world)) == {("not-sent", "publish-unclear"), ("not-sent", "beat-stopped")}
+
+
+def test_a_broker_that_keeps_silent_is_away_and_what_was_won_is_sent_once_it_speaks(world: World) -> None:
+    world.beat("a", *(job(f"job-{number}") for number in range(100)))
+    world.run(SECOND)
+    say_nothing, until = silence(world), START + MINUTE + 25 * SECOND
+
+    def mood(dispatch: Dispatch) -> None:
+        if world.clock.wall() < until:
+            say_nothing(dispatch)
+
+    world.outbox.mood = mood
+    drive(world, START + 2 * MINUTE - SECOND)
+    assert world.events_of(events.LeaseOver) == []
+    assert sorted(world.outbox.slots) == sorted((f"job-{number}", START + MINUTE) for number in range(100))
+    assert [event.error is None for event in world.events_of(events.BrokerChanged)] == [False, True]
+
+
+def test_what_the_broker_was_silent_about_is_tried_again_after_the_others(world: World) -> None:
+    """One queue of a broker may take nothing while the others work."""
+    say_nothing = silence(world)
+
+    def mood(dispatch: Dispatch) -> None:
+        if dispatch.job.name == "bad":
+            say_nothing(dispatch)
+
+    world.outbox.mood = mood
+    world.beat("a", job("bad", every=5 * MINUTE), job("good", every=5 * SECOND))
+    drive(world, START + 6 * MINUTE)
+    assert world.events_of(events.Unclear), "it never came to that"
+    lates = [event.late for event in world.events_of(events.Sent)]
+    assert max(lates) < 12 * SECOND
+    pauses = [after.slot - before.slot for before, after in pairwise(world.events_of(events.Sent))]
+    assert max(pauses) <= 15 * SECOND
+
+
+def test_a_line_that_was_cut_in_mid_message_is_no_outage(world: World) -> None:
+    """The next message has a connection of its own."""
+    tried: list[Dispatch] = []
+
+    def cut_once(dispatch: Dispatch) -> None:
+        tried.append(dispatch)
+        if len(tried) == 1:
+            raise PublishUnclear("connection reset")
+
+    world.outbox.mood = cut_once
+    world.beat("a", *(job(f"job-{number}") for number in range(10)))
+    world.run(MINUTE + SECOND)
+    assert len(set(world.outbox.slots)) == len(world.outbox.slots) == 10
+    assert world.events_of(events.BrokerChanged) == world.events_of(events.TookOver) == []
