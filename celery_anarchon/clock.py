@@ -15,7 +15,11 @@ class Clock(Protocol):
         """This host's idea of UTC, in whole milliseconds. May jump."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment. Never jumps."""
+        """Seconds since some fixed moment. Never jumps. Readings of one clock only compare with each other."""
+
+
+_COUNTS_SLEEP: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+"""Linux: the monotonic clock that goes on while the host sleeps."""
 
 
 class SystemClock:
@@ -25,4 +29,5 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        # A lease goes on while this host sleeps, and so must what it is measured with.
+        return time.monotonic() if _COUNTS_SLEEP is None else time.clock_gettime(_COUNTS_SLEEP)

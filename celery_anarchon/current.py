@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -13,6 +12,7 @@ from celery import Celery, current_task
 from celery_anarchon import wire
 from celery_anarchon.app import open_backend
 from celery_anarchon.backends.runs import RunBackend, RunHold, Start
+from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import AnarchonError
 from celery_anarchon.gate import HELD_KEY, QUEUE_TIMEOUT, read_ticket, start_of
 from celery_anarchon.model import GRANTED
@@ -110,13 +110,14 @@ class _OfAChild:
         self._question = question
         """Asked here as well as by the keeper, as the same delivery: both get the same answer."""
         self._lease: float = held["lease"] / 1000
+        self._clock = SystemClock()
         # The monotonic clock is the machine's: the keeper in the parent meant the same moment.
         self._until: float = held.get("until", math.inf)
         self._refused = False
         self._ask_at = 0.0
 
     def lost(self) -> bool:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if not self._refused and now >= self._ask_at:
             self._ask_at = now + self._lease / 3
             try:
@@ -128,7 +129,7 @@ class _OfAChild:
             except AnarchonError:
                 # No answer is no loss, until the lease may be over.
                 pass
-        return self._refused or time.monotonic() > self._until
+        return self._refused or self._clock.monotonic() > self._until
 
     def _is_mine(self, backend: RunBackend) -> bool:
         if self._question is None:

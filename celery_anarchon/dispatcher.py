@@ -324,6 +324,7 @@ class Dispatcher:
             return
         reachable = self._neighbours.broker_answers()
         for item in waiting:
+            self._look()
             if self.clock.monotonic() >= item.deadline:
                 self._unsent.too_late(item)
             elif self.stopping() and not self._journal.applies:
@@ -360,8 +361,15 @@ class Dispatcher:
     # --- clocks -------------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        if self._pulse.look():
-            self._roster.doubt_clock()
+        step = self._pulse.look()
+        if not step:
+            return
+        self._roster.doubt_clock()
+        if step > 0 and not self._journal.applies:
+            # Set ahead, or the host slept and its monotonic clock with it: then leases are over, and only the store
+            # can tell. (Where there are none, this beat must not forget what it has sent.)
+            self.clock.slept(step)
+            self._pulse.excuse()
 
     def _begin_anew(self) -> None:
         """Slots are judged by another clock, or by this beat again: go on from what the store knows of each job. What

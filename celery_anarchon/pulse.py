@@ -36,9 +36,9 @@ class Pulse:
         """The next look is expected only after so many seconds."""
         self._expected_pause = seconds
 
-    def look(self) -> bool:
-        """Called at every step of the work: a gap that nobody asked for, or a clock that jumped, starts it anew. True:
-        the clock jumped."""
+    def look(self) -> Millis:
+        """Called at every step of the work: a gap that nobody asked for, or a clock that jumped, starts it anew. By how
+        much the clock jumped; 0: it did not."""
         wall, monotonic = self._clock.wall(), self._clock.monotonic()
         elapsed = monotonic - self._monotonic
         pause = round((elapsed - self._expected_pause) * 1000)
@@ -51,5 +51,5 @@ class Pulse:
             # Forward: the slots in between were missed. Backward: they are decided already, and stay so.
             self.working_since = wall
             self._fanout.emit(events.ClockStepped(step=step))
-            return True
-        return False
+            return step
+        return 0

@@ -43,6 +43,7 @@ class FleetClock:
         self._reported: Millis = 0
         self._doubt: Millis = 0
         self._store: tuple[Millis, float] = (host.wall(), host.monotonic())
+        self._slept = 0.0
         self.skew: Millis = 0
         """This host's wall clock minus the store's, as it was last measured."""
         self.standing = Standing.OWN
@@ -56,7 +57,11 @@ class FleetClock:
         return self._host.wall()
 
     def monotonic(self) -> float:
-        return self._host.monotonic()
+        return self._host.monotonic() + self._slept
+
+    def slept(self, span: Millis) -> None:
+        """So much time passed that the host's monotonic clock did not count, or may have."""
+        self._slept += span / 1000
 
     def store_time(self) -> Millis:
         """What the store's clock says now, as far as it was compared."""

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from celery_anarchon.agenda import Agenda
 from celery_anarchon.backends.base import Hold, LapsedClaim, Outcome
 from celery_anarchon.backends.memory import MemoryBackend
 from celery_anarchon.beatlog import log_event
+from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import BackendUnavailable, LayoutMismatch, OutcomeUnknown
 from celery_anarchon.interrupts import held_back
 from celery_anarchon.ledger import RECORDS_A_CALL, Ledger
@@ -203,13 +205,21 @@ def test_a_pulse_knows_a_pause_from_a_rest() -> None:
     assert seen == [events.Stalled(pause=6 * SECOND)]
     assert pulse.working_since == clock.wall()
     clock.step(-90 * SECOND)
-    pulse.look()
+    assert pulse.look() == -90 * SECOND
     assert seen[1:] == [events.ClockStepped(step=-90 * SECOND)]
     assert pulse.working_since == clock.wall()
     clock.advance(6 * SECOND)
     pulse.excuse()
     pulse.look()
     assert len(seen) == 2
+
+
+def test_the_hosts_sleep_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases go on meanwhile. Linux has a clock for it, which is the monotonic one but for that."""
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= SystemClock().monotonic() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    assert SystemClock().monotonic() >= before > 0
 
 
 def leave_while_held_back() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from support.engine import MINUTE, SECOND, START, World, job
 
 from celery_anarchon import events
 from celery_anarchon.backends.memory import MemoryBackend
+from celery_anarchon.clock import Clock
+from celery_anarchon.dispatcher import Dispatcher
 from celery_anarchon.model import Millis
 from celery_anarchon.publishing import Dispatch, PublishUnclear
 
@@ -128,3 +132,112 @@ def test_a_line_that_was_cut_in_mid_message_is_no_outage(world: World) -> None:
     world.run(MINUTE + SECOND)
     assert len(set(world.outbox.slots)) == len(world.outbox.slots) == 10
     assert world.events_of(events.BrokerChanged) == world.events_of(events.TookOver) == []
+
+
+# --- leases that end while the host sleeps ----------------------------------------------------------------------------
+
+
+class Sleeper:
+    """The clocks of a host whose monotonic one stands still while it sleeps."""
+
+    def __init__(self, true: Clock) -> None:
+        self._true = true
+        self._slept = 0.0
+        self.behind: Millis = 0
+        """How far its wall clock is."""
+
+    def wall(self) -> Millis:
+        return self._true.wall() - self.behind
+
+    def monotonic(self) -> float:
+        return self._true.monotonic() - self._slept
+
+    def sleep(self, meanwhile: Callable[[], None]) -> None:
+        begun = self._true.monotonic()
+        meanwhile()
+        self._slept += self._true.monotonic() - begun
+
+
+class Nodding(Dispatcher):
+    """Something happens to its host once it has been told WON."""
+
+    after_claim: Callable[[], None] | None = None
+
+    def _won(self, asked: Any) -> Any:
+        won = super()._won(asked)
+        happens, self.after_claim = self.after_claim, None
+        if happens is not None:
+            happens()
+        return won
+
+
+def nodding(world: World, host: Clock, **given: Any) -> Nodding:
+    beat = world.beat("nodding", job(), kind=lambda **args: Nodding(**{**args, "clock": host}), **given)
+    assert isinstance(beat, Nodding)
+    return beat
+
+
+def test_a_host_that_slept_past_its_lease_sends_nothing_on_its_old_claim(world: World) -> None:
+    host = Sleeper(world.clock)
+    beat = nodding(world, host)
+    world.run(SECOND)
+    world.beat("awake", job())
+    world.run(MINUTE - 2 * SECOND)
+    beat.after_claim = lambda: host.sleep(lambda: world.run(45 * SECOND, "awake"))
+    world.run(SECOND, "nodding")
+    assert beat.after_claim is None, "it came there"
+    world.run(5 * SECOND)
+    assert world.outbox.slots == [("job", START + MINUTE)]
+    assert len(world.events_of(events.LeaseOver, "nodding")) == 1
+
+
+def test_a_host_that_slept_past_its_lease_repeats_no_unclear_publish(world: World) -> None:
+    host, deaf = Sleeper(world.clock), World().outbox
+
+    def unclear(_dispatch: Dispatch) -> None:
+        raise PublishUnclear("connection reset")
+
+    deaf.mood = unclear
+    nodding(world, host, publisher=deaf)
+    world.run(MINUTE)
+    world.beat("awake", job())
+    host.sleep(lambda: world.run(45 * SECOND, "awake"))
+    assert world.outbox.slots == [("job", START + MINUTE)]
+    deaf.mood = None
+    world.run(5 * SECOND)
+    assert deaf.slots == []
+    assert world.outbox.slots == [("job", START + MINUTE)]
+
+
+def test_a_clock_set_back_lengthens_no_lease(world: World) -> None:
+    host = Sleeper(world.clock)
+    beat = nodding(world, host)
+    world.run(SECOND)
+    world.beat("awake", job())
+    world.run(MINUTE - 2 * SECOND)
+
+    def paused() -> None:
+        world.run(45 * SECOND, "awake")
+        host.behind = MINUTE
+
+    beat.after_claim = paused
+    world.run(SECOND, "nodding")
+    assert beat.after_claim is None, "it came there"
+    world.run(5 * SECOND)
+    assert world.outbox.slots == [("job", START + MINUTE)]
+
+
+def test_a_clock_set_ahead_between_claim_and_publish_costs_no_slot(world: World) -> None:
+    """Nobody can tell it from a sleep; the store can."""
+    world.settings = replace(world.settings, lease=3 * SECOND, heartbeat=SECOND)
+    host = Sleeper(world.clock)
+    host.behind = 4 * SECOND
+    beat = nodding(world, host)
+    world.run(MINUTE + 3 * SECOND)
+    assert world.outbox.slots == []
+    beat.after_claim = lambda: setattr(host, "behind", 0)
+    world.run(SECOND + 100)
+    assert beat.after_claim is None, "it came there"
+    assert world.outbox.slots == [("job", START + MINUTE)]
+    assert len(world.events_of(events.LeaseOver)) == 1
+    assert world.events_of(events.TookOver) == []
