@@ -307,10 +307,20 @@ class Dispatcher:
                 item.decide()
             elif self.clock.monotonic() >= item.deadline:
                 self.fanout.emit(events.LeaseOver(job=item.job.name, slot=item.slot))
+            elif self._is_late(item):
+                self._unsent.give_up(item, RunState.MISFIRE, "max-late")
+                item.decide()
             else:
                 self._publish_one(item)
                 unclear = unclear or item.unclear
         self._ledger.tell(self.clock.monotonic())
+
+    def _is_late(self, item: Won) -> bool:
+        """Whether it was planned, or taken over, in time and is too late by now. Where nobody takes over its deadline
+        says so; and later attempts are not bound."""
+        if item.job.options.max_late is None or item.attempt > 1 or self._journal.applies:
+            return False
+        return item.job.is_late(item.slot, self.clock.wall())
 
     def _publish_one(self, item: Won) -> None:
         self._sending.publish(item)
@@ -329,6 +339,8 @@ class Dispatcher:
                 self._unsent.too_late(item)
             elif self.stopping() and not self._journal.applies:
                 self._unsent.abandon(item)
+            elif self._is_late(item):
+                self._unsent.lose(item, RunState.MISFIRE, "max-late")
             elif reachable and not self._broker.away:
                 self._publish_one(item)
             else:

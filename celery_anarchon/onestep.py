@@ -175,6 +175,9 @@ class OneStep:
 
     def _message(self, ask: Ask) -> Message:
         job, wall = ask.job, self._clock.wall()
+        if ask.attempt == 1 and job.options.max_late is not None and job.is_late(ask.slot, wall):
+            # What is won so is given up.
+            return None
         make = self.builder.quick(job, ask.terms) if ask.attempt == 1 else None
         if make is None:
             if not self.builder.takes(job):

@@ -310,6 +310,21 @@ def test_a_lapsed_claim_that_is_too_late_is_not_sent(world: World) -> None:
     assert world.states("x") == {START + MINUTE: "misfire (max-late)"}
 
 
+@pytest.mark.parametrize("cheap", [True, False])
+def test_what_is_too_late_by_its_turn_gets_no_message(world: World, cheap: bool) -> None:
+    world.settings = replace(world.settings, batch=1)
+    jobs = [job(f"job-{number}", max_late=5 * SECOND) for number in range(4)]
+    maker = Maker(cheap=cheap, mood=lambda _: world.clock.advance(6 * SECOND))
+    beat = world.beat("a", *jobs, builder=maker)
+    world.run(MINUTE - SECOND)
+    world.clock.advance(SECOND)
+    beat.tick()
+    assert len(queue(world)) == len(maker.built) == 1
+    assert world.outbox.arrived == [], "it is not published either"
+    states = [state for one in jobs for state in world.states(one.name).values()]
+    assert sorted(states) == ["dispatched"] + ["misfire (max-late)"] * 3
+
+
 def followed(name: str, **options: Any) -> Job:
     plain = job(name, **options)
     terms = Terms(

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.engine import MINUTE, SECOND, START, World, job
+from support.engine import MINUTE, SECOND, START, Failing, World, job
 
 from celery_anarchon import events
 from celery_anarchon.backends.memory import MemoryBackend
@@ -241,3 +241,64 @@ def test_a_clock_set_ahead_between_claim_and_publish_costs_no_slot(world: World)
     assert world.outbox.slots == [("job", START + MINUTE)]
     assert len(world.events_of(events.LeaseOver)) == 1
     assert world.events_of(events.TookOver) == []
+
+
+# --- how late a first publish may be ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_what_a_slow_broker_makes_too_late_is_a_misfire(world: World, batch: int) -> None:
+    world.settings = replace(world.settings, batch=batch)
+    jobs = [job(f"job-{number}", max_late=5 * SECOND) for number in range(4)]
+    beat = world.beat("a", *jobs)
+    world.run(MINUTE - SECOND)
+    world.outbox.after = lambda _: world.clock.advance(6 * SECOND)
+    world.clock.advance(SECOND)
+    beat.tick()
+    assert len(world.outbox.slots) == 1
+    assert given_up(world) == [("misfire", "max-late")] * 3
+    states = [state for one in jobs for state in world.states(one.name).values()]
+    assert sorted(states) == ["dispatched"] + ["misfire (max-late)"] * 3
+    beat.close()
+
+
+def test_a_pause_in_mid_burst_bends_no_max_late(world: World) -> None:
+    world.settings = replace(world.settings, batch=1)
+    beat = world.beat("a", *(job(f"job-{number}", every=HOUR, max_late=MINUTE) for number in range(2)))
+    first = START + HOUR - START % HOUR
+    world.run(first - SECOND - world.clock.wall())
+    world.outbox.after = lambda _: world.clock.advance(10 * MINUTE)
+    world.clock.advance(SECOND)
+    beat.tick()
+    assert [event.late for event in world.events_of(events.Sent)] == [0]
+    assert given_up(world) == [("misfire", "max-late")]
+
+
+def test_an_unclear_publish_is_not_repeated_beyond_max_late(world: World) -> None:
+    """It may be out, so nobody says that it is not."""
+    world.outbox.mood = silence(world)
+    world.beat("a", job(every=5 * MINUTE, max_late=5 * SECOND))
+    drive(world, START + 5 * MINUTE + 40 * SECOND)
+    world.outbox.mood = None
+    drive(world, START + 7 * MINUTE)
+    assert world.outbox.slots == []
+    assert given_up(world) == [("misfire", "publish-unclear")]
+    assert list(world.states("job").values()) == ["misfire (publish-unclear)"]
+
+
+def test_late_is_counted_from_when_a_slot_falls_due(world: World) -> None:
+    jittered = job(every=HOUR, jitter=10 * MINUTE, max_late=5 * SECOND)
+    world.beat("a", jittered)
+    world.run(2 * HOUR)
+    sent = world.events_of(events.Sent)
+    assert sent and all(event.late > 5 * SECOND for event in sent), "late by the slot, not by its due time"
+    due = sent[0].slot + sent[0].late
+    assert not jittered.is_late(sent[0].slot, due + 5 * SECOND)
+    assert jittered.is_late(sent[0].slot, due + 5 * SECOND + 1)
+
+
+def test_a_timetable_that_fails_makes_nothing_late() -> None:
+    broken = Failing(MINUTE)
+    one = job(timetable=broken, jitter=SECOND, max_late=5 * SECOND)
+    broken.fails = True
+    assert not one.is_late(START, START + MINUTE)
