@@ -327,8 +327,6 @@ class Dispatcher:
 
     def _retry_unclear(self, *, held_up: bool) -> None:
         """Publish again, with the same task id, what the broker may not have; at its deadline it is anyone's."""
-        if not self._unsent.waiting:
-            return
         waiting = self._unsent.take_some(held_up=held_up)
         if not waiting:
             return
