@@ -369,6 +369,20 @@ def test_a_lapsed_run_is_sent_as_its_next_attempt(world: World) -> None:
     assert took.attempt == 2 and took.started
 
 
+@pytest.mark.parametrize("along", [True, False])
+def test_max_late_bounds_the_first_attempt_only(world: World, along: bool) -> None:
+    one = followed("x", every=3600 * SECOND, max_attempts=2, max_late=5 * SECOND)
+    world.clock.advance(3600 * SECOND - 5 * SECOND - START % (3600 * SECOND))
+    world.beat("a", one, builder=Maker() if along else None)
+    world.run(10 * SECOND)
+    (slot,) = world.states("x")
+    started(world, one, slot)
+    world.run(60 * SECOND)
+    assert [event.attempt for event in world.events_of(events.Sent)] == [1, 2]
+    assert len(world.outbox.arrived) == (0 if along else 2)
+    assert world.states("x") == {slot: "queued"}
+
+
 def test_what_waited_is_sent_with_its_claim(world: World) -> None:
     one = followed("x", overlap=Overlap.QUEUE_ONE)
     world.beat("a", one, builder=Maker())

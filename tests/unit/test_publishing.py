@@ -189,6 +189,8 @@ def test_a_host_that_slept_past_its_lease_sends_nothing_on_its_old_claim(world: 
     world.run(5 * SECOND)
     assert world.outbox.slots == [("job", START + MINUTE)]
     assert len(world.events_of(events.LeaseOver, "nodding")) == 1
+    assert [event.step for event in world.events_of(events.ClockStepped)] == [45 * SECOND]
+    assert world.events_of(events.Stalled, "nodding") == [], "said once"
 
 
 def test_a_host_that_slept_past_its_lease_repeats_no_unclear_publish(world: World) -> None:
