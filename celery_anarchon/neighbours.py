@@ -52,9 +52,10 @@ class Neighbours:
                 return False
             self._opened()
             self._backend.now()
-            self._missed_for(self.store.reachable())
+            away = self.store.reachable()
+            self._missed_for(away)
             self._roster.show_again()
-            self._sweeper.look_now()
+            self._sweeper.store_is_back(away)
         return True
 
     def store_failed(self, error: Exception) -> bool:

@@ -20,6 +20,7 @@ from celery_anarchon.job import Job
 from celery_anarchon.model import Answer, Coalesce, Millis, RunState, Terms
 from celery_anarchon.onestep import Ask, Message, OneStep
 from celery_anarchon.options import Settings
+from celery_anarchon.outage import LONGEST_WAIT
 from celery_anarchon.pulse import STALL
 from celery_anarchon.wants import Ready
 
@@ -167,6 +168,14 @@ class Sweeper:
     def wait(self) -> None:
         """Look again a heartbeat from now."""
         self._look_at = self._clock.monotonic() + self._settings.heartbeat / 1000
+
+    def store_is_back(self, away: float) -> None:
+        """It was away for so many seconds. Leases that ended meanwhile may be those of the living, whose waits until
+        they look again are as long as this beat's were: they come first."""
+        if away * 1000 < self._settings.lease:
+            self.look_now()
+        else:
+            self._look_at = self._clock.monotonic() + max(self._settings.heartbeat / 1000, LONGEST_WAIT + 1)
 
     def leave_to_others(self, job: str, slot: Millis) -> None:
         """This beat has just abandoned that slot: another one may have what it lacked."""

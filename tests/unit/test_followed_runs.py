@@ -254,6 +254,22 @@ def test_a_dead_worker_s_run_goes_on_until_its_attempts_are_used_up(world: World
     assert world.outbox.slots.count(("job", START + MINUTE)) == 2
 
 
+def test_after_an_outage_workers_come_before_those_who_take_over(world: World) -> None:
+    """Longer than a lease: those of the living are over as well, and they renew them once the store is back."""
+    world.beat("a", followed(Overlap.SKIP, max_attempts=2))
+    hand = Hand(world)
+    world.run(MINUTE + SECOND)
+    hold = hand.start(START + MINUTE)
+    world.backend().away = True
+    world.run(70 * SECOND)
+    world.backend().away = False
+    world.run(5 * SECOND)
+    assert hand.backend.heartbeat([hold]) == [True]
+    world.run(20 * SECOND)
+    assert world.events_of(events.TakenOver) == []
+    assert hand.states()[1][0] == "running"
+
+
 @pytest.mark.parametrize("max_attempts", [3, None])
 def test_an_attempt_that_its_worker_gave_back_is_sent_however_many_slots_have_come(
     world: World, max_attempts: int | None
