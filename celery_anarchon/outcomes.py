@@ -49,7 +49,7 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
             return on_failure(info, *args, **kwargs)
         finally:
             if retried:
-                keeper.retry(held, 0)
+                keeper.retry(held, delay_of(Retry(when=request.task.default_retry_delay)))
             _end(request, held, terms, keeper, _unwrapped(info.exception))
 
     def timed_out(soft: bool, timeout: Any) -> Any:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from billiard.exceptions import WorkerLostError
 from celery.exceptions import Retry
 from celery.worker import state
 
@@ -100,3 +101,13 @@ def test_a_body_that_is_cut_is_released_once_it_has_stopped() -> None:
     assert told.ends == []
     request.on_failure(SimpleNamespace(exception=SystemExit()))
     assert told.ends == ["released"]
+
+
+def test_the_retry_of_a_lost_worker_is_due_when_celery_sends_it() -> None:
+    """Waited for from now on, a retry that is due later than its queue timeout would end in the queue."""
+    request = request_of("lost", lambda *_, **__: request._retry_worker_lost())
+    request.task = SimpleNamespace(default_retry_delay=180, acks_late=True, reject_on_worker_lost=False)
+    request._retry_worker_lost = lambda: True
+    told = followed(request)
+    request.on_failure(SimpleNamespace(exception=WorkerLostError("gone")))
+    assert told.ends[0] == ("retry", 180_000)
