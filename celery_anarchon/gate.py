@@ -25,7 +25,7 @@ from celery_anarchon.keeper import Held, Keeper
 from celery_anarchon.model import GRANTED, GateAnswer, Millis, OnUnknown, Overlap, Terms
 from celery_anarchon.options import Settings
 from celery_anarchon.outage import Outage
-from celery_anarchon.outcomes import follow
+from celery_anarchon.outcomes import broken_off, follow
 from celery_anarchon.wire import time_text
 
 logger = logging.getLogger("celery_anarchon.worker")
@@ -242,7 +242,10 @@ class Gate:
         request, ticket = delivery.request, delivery.ticket
         hold = RunHold(job=ticket.job, slot=ticket.slot, attempt=attempt, retries=ticket.retries, token=delivery.token)
         until = delivery.asked_at + ticket.terms.lease / 1000
-        held = Held(hold, ticket.terms.lease, until, self._deadline(request, self._clock.monotonic()))
+        held = Held(hold, ticket.terms.lease, until, ticket.attempt, timeout=self._timeout(request))
+        if not self._enforces_timeout:
+            # The pool calls the body in this very process, and says so right before.
+            held.begun = False
         header = dict(request.request_dict[wire.HEADER], attempt=attempt)
         header[HELD_KEY] = {"token": hold.token, "lease": ticket.terms.lease, "retries": ticket.retries}
         if unanswered is None:
@@ -257,13 +260,15 @@ class Gate:
         self._keeper.add(held)
         try:
             return self._execute(request)
-        except BaseException:
-            if not held.ended:
+        except BaseException as error:
+            if held.begun:
+                broken_off(request, held, self._keeper, error)
+            elif not held.ended:
                 self._take_back(delivery) if unanswered else self._keeper.give_back(hold, ticket.attempt)
             raise
 
-    def _deadline(self, request: Any, now: float) -> float | None:
-        """When the keeper has to end the run, because this pool cannot."""
+    def _timeout(self, request: Any) -> float | None:
+        """Seconds of its body after which the keeper has to end the run, because this pool cannot."""
         limit = request.time_limits[0] or request.task.time_limit
         if self._enforces_timeout or not limit:
             return None
@@ -273,7 +278,7 @@ class Gate:
                 "this pool cannot stop a task at its time limit: a run that exceeds it is recorded as timed out, "
                 "current_run().lost turns true, and its body runs on"
             )
-        return now + float(limit)
+        return float(limit)
 
     # --- no -----------------------------------------------------------------------------------------------------------
 

@@ -57,8 +57,14 @@ class Held:
     lease: Millis
     until: float
     """Monotonic: past it the lease may be over."""
+    message_attempt: int = 1
+    """What its message says. A run that was granted more goes back in another way."""
+    begun: bool | None = None
+    """Whether its body has begun. None: not known in time, as a child of the pool begins it."""
+    timeout: float | None = None
+    """Seconds, where the pool cannot enforce it."""
     deadline: float | None = None
-    """Monotonic: the run's timeout, where the pool cannot enforce it."""
+    """Monotonic: when a body that has begun is over that."""
     refused: bool = False
     """The store said that it is somebody else's now."""
     ended: bool = False
@@ -201,6 +207,32 @@ class Keeper:
             self._unanswered.pop(hold.token, None)
             self._told.backs.append(GiveBack(**vars(hold), message_attempt=message_attempt))
         self._wake.set()
+
+    def begins(self, held: Held) -> bool:
+        """The next thing that happens is its body. False: it must not, since the run is not held here any more."""
+        with self._lock:
+            if self._held.get(held.hold.token) is not held:
+                return False
+            held.begun = True
+            if held.timeout is not None:
+                held.deadline = self._clock.monotonic() + held.timeout
+        if held.deadline is not None and held.deadline < self._beat_at:
+            self._wake.set()
+        return True
+
+    def give_back_unbegun(self, held: Held) -> bool:
+        """Give *held* back if its body surely has not begun; from here on it will not. Whether that is so."""
+        with self._lock:
+            if held.begun is not False or self._held.pop(held.hold.token, None) is None:
+                return False
+            self._unanswered.pop(held.hold.token, None)
+            held.ended = True
+            # Without an answer nobody knows which attempt was granted.
+            for more in (0,) if held.answered else (0, 1):
+                hold = replace(held.hold, attempt=held.hold.attempt + more)
+                self._told.backs.append(GiveBack(**vars(hold), message_attempt=held.message_attempt))
+        self._wake.set()
+        return True
 
     def unstarted(self, message: Unstarted) -> None:
         """A message is gone that never asked to start."""
@@ -404,13 +436,19 @@ class Keeper:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """All bodies have stopped: release what has not ended, tell everything, leave. Bounded by LAST_WORDS."""
+        """Give back what has not begun, release what was cut off, tell everything, leave. Bounded by LAST_WORDS."""
         self._stopping = True
         self._gathered.set()
         with self._lock:
             left = list(self._held.values())
         for held in left:
-            self.release(held)
+            if self.give_back_unbegun(held):
+                continue
+            if held.begun and not held.stopped:
+                # Nothing stops a thread, and a release now would start another body beside it (R4).
+                logger.warning("%s still runs while its worker stops: free when its lease is over", held.name)
+            else:
+                self.release(held)
         self._wake.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():

@@ -6,6 +6,7 @@ through the keeper, also where that has raised: the body has ended all the same.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -17,15 +18,22 @@ from billiard.exceptions import (
     TimeLimitExceeded,
     WorkerLostError,
 )
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
 from celery_anarchon import wire
 from celery_anarchon.keeper import Held, Keeper
 from celery_anarchon.model import Millis, RunState, Terms
 
+logger = logging.getLogger("celery_anarchon.worker")
+
 GONE = (WorkerLostError, SystemExit, KeyboardInterrupt)
 """How a pool says that the process which ran the body is no more."""
+
+
+class NotHeld(Exception):
+    """Raised in the place of a body whose run was given back. Pools call neither the body nor a callback then, so the
+    message stays unacknowledged."""
 
 
 def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
@@ -38,7 +46,10 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
             return on_success(outcome, **kwargs)
         finally:
             # A failure has gone through `failed` by now, and the first end counts.
-            if _was_killed(outcome):
+            if not isinstance(outcome, tuple):
+                # How threads and greenlets report SystemExit and the like; Celery's own callback fails on it.
+                keeper.settle(held, RunState.FAILED, "exception")
+            elif _was_killed(outcome):
                 _killed(request, held, keeper)
             elif not outcome[0]:
                 keeper.settle(held, RunState.SUCCEEDED)
@@ -79,6 +90,60 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
 
     request.on_success, request.on_failure, request.on_timeout = succeeded, failed, timed_out
     request.on_retry, request._announce_revoked, request._announce_cancelled = retried, was_revoked, was_cancelled
+    if held.begun is not None:
+        _watch_body(request, held, keeper)
+
+
+def _watch_body(request: Any, held: Held, keeper: Keeper) -> None:
+    """Where the pool calls the body in this process: nothing given back begins, and no error passes by unseen."""
+    on_accepted, execute = request.on_accepted, request.execute_using_pool
+
+    def accepted(*args: Any, **kwargs: Any) -> Any:
+        if not keeper.begins(held):
+            raise NotHeld(f"{held.name} was given back before its body began")
+        try:
+            return on_accepted(*args, **kwargs)
+        except BaseException:
+            # No body is called then; and what was not acknowledged comes again.
+            held.begun = request.acknowledged
+            raise
+
+    def executed(*args: Any, **kwargs: Any) -> Any:
+        result = execute(*args, **kwargs)
+        _when_over(result, lambda error: broken_off(request, held, keeper, error))
+        return result
+
+    request.on_accepted, request.execute_using_pool = accepted, executed
+
+
+def _when_over(result: Any, then: Callable[[BaseException | None], None]) -> None:
+    """Call *then* with its error once a thread or greenlet is done. solo has raised it by now."""
+
+    def over(future: Any) -> None:
+        # One that a stop cancels is held until all bodies have ended: its message goes back only then.
+        if not future.cancelled():
+            then(future.exception())
+
+    if hasattr(result, "f"):
+        result.f.add_done_callback(over)
+    elif hasattr(result, "link"):
+        result.link(lambda greenlet: then(greenlet.exception))
+
+
+def broken_off(request: Any, held: Held, keeper: Keeper, error: BaseException | None) -> None:
+    """The pool is done with a body. If that came past all callbacks: its run must not be held for ever."""
+    if held.ended:
+        return
+    if error is not None:
+        logger.error("%s ended in an error that Celery has no callback for: %r", held.name, error)
+    if held.begun is False:
+        keeper.give_back_unbegun(held)
+    elif error is None:
+        _killed(request, held, keeper)
+    elif isinstance(error, (WorkerShutdown, WorkerTerminate)):
+        keeper.release(held)
+    else:
+        keeper.settle(held, *outcome_of(error))
 
 
 def _was_killed(outcome: Any) -> bool:

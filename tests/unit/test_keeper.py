@@ -430,3 +430,72 @@ def test_a_run_that_nobody_follows_and_whose_record_was_dropped(desk: Desk) -> N
     desk.keeper.settle(held, RunState.SUCCEEDED)
     desk.keeper.turn()
     assert desk.keeper.lost("job") is None and "settle" not in desk.backend.told
+
+
+# --- bodies of pools that call them in the worker's own process -------------------------------------------------------
+
+
+def test_a_stop_gives_back_what_has_not_begun(desk: Desk) -> None:
+    """Released, it would have cost an attempt without a body: with max_attempts=1 the run."""
+    held = desk.start()
+    held.begun = False
+    desk.keeper.stop()
+    assert "release" not in desk.backend.told
+    assert desk.run().state is RunState.QUEUED and desk.reader.lapsed(10) == []
+    assert desk.keeper.begins(held) is False, "its message runs elsewhere"
+
+
+@pytest.mark.parametrize("granted", [1, 2])
+def test_a_stop_gives_back_what_has_not_begun_and_was_not_answered(desk: Desk, granted: int) -> None:
+    """The question may have been answered yes without our hearing it, with the message's attempt or the next one."""
+    desk.backend.failing["start"] = OutcomeUnknown("no answer")
+    held = desk.start_without_answer(TERMS)
+    held.begun = False
+    if granted == 2:
+        desk.elsewhere(TERMS)
+        desk.clock.advance(31 * SECOND)
+    desk.keeper.turn()
+    assert held.start is not None and desk.reader.start([held.start])[0].attempt == granted
+    desk.keeper.stop()
+    assert desk.run().state is (RunState.QUEUED if granted == 1 else RunState.CLAIMED)
+    assert desk.run().attempt == granted
+
+
+def test_a_stop_does_not_release_a_body_that_still_runs(desk: Desk) -> None:
+    """A cold stop that leaves threads alone (mutant handover-before-stop, R4). One that was cut off is free."""
+    runs, cut = desk.start("runs"), desk.start("cut")
+    for held in (runs, cut):
+        held.begun = False
+        assert desk.keeper.begins(held) is True
+    cut.stopped = True
+    desk.keeper.stop()
+    assert [(claim.job, claim.reason) for claim in desk.reader.lapsed(10)] == [("cut", "worker-stopped")]
+    assert desk.run("runs").state is RunState.RUNNING
+
+
+def test_a_timeout_counts_from_the_beginning_of_the_body(desk: Desk) -> None:
+    """In the queue of a busy pool it had been over before the body began."""
+    held = desk.start()
+    held.begun, held.timeout = False, 5
+    desk.keeper.turn()
+    desk.clock.advance(9 * SECOND)
+    desk.keeper.turn()
+    assert desk.run().state is RunState.RUNNING
+    desk.keeper._wake.clear()
+    assert desk.keeper.begins(held) is True
+    assert desk.keeper._rest() == pytest.approx(1) and not desk.keeper._wake.is_set(), "the heartbeat is sooner"
+    desk.clock.advance(SECOND)
+    desk.keeper.turn()
+    assert desk.keeper._rest() == pytest.approx(4)
+    desk.clock.advance(4 * SECOND)
+    desk.keeper.turn()
+    assert (desk.run().state, desk.run().reason) == (RunState.TIMED_OUT, "time-limit")
+
+
+def test_a_timeout_before_the_next_heartbeat_is_not_slept_through(desk: Desk) -> None:
+    held = desk.start()
+    held.begun, held.timeout = False, 5
+    desk.keeper.turn()
+    desk.keeper._wake.clear()
+    assert desk.keeper.begins(held) is True
+    assert desk.keeper._wake.is_set() and desk.keeper._rest() == pytest.approx(5)

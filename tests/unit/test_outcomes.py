@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
-from celery.exceptions import Retry
+from celery.exceptions import Reject, Retry, WorkerTerminate
 from celery.worker import state
 
 from celery_anarchon.backends.runs import RunHold
 from celery_anarchon.keeper import Held
 from celery_anarchon.model import RunState, Terms
-from celery_anarchon.outcomes import follow
+from celery_anarchon.outcomes import NotHeld, follow
 
 
 class Told:
@@ -23,6 +25,14 @@ class Told:
 
     def __init__(self) -> None:
         self.ends: list[Any] = []
+        self.holds = True
+
+    def begins(self, held: Held) -> bool:
+        held.begun = self.holds
+        return self.holds
+
+    def give_back_unbegun(self, held: Held) -> None:
+        self.ends.append("given back")
 
     def settle(self, held: Held, end: RunState, reason: str | None = None) -> None:
         self.ends.append((end, reason))
@@ -39,10 +49,10 @@ def request_of(task_id: str, answer: Callable[..., Any] = lambda *_, **__: None)
     return SimpleNamespace(id=task_id, **dict.fromkeys(names, answer))
 
 
-def followed(request: Any) -> Told:
+def followed(request: Any, begun: bool | None = None) -> Told:
     told: Any = Told()
     hold = RunHold(job="job", slot=1_000, attempt=1, retries=0, token="t")
-    follow(request, Held(hold, 30_000, math.inf), Terms(lease=30_000, queue_timeout=60_000), told)
+    follow(request, Held(hold, 30_000, math.inf, begun=begun), Terms(lease=30_000, queue_timeout=60_000), told)
     return told
 
 
@@ -111,3 +121,127 @@ def test_the_retry_of_a_lost_worker_is_due_when_celery_sends_it() -> None:
     told = followed(request)
     request.on_failure(SimpleNamespace(exception=WorkerLostError("gone")))
     assert told.ends[0] == ("retry", 180_000)
+
+
+# --- pools that call bodies in the worker's own process ---------------------------------------------------------------
+
+
+class Greenlet:
+    """As gevent's: says when it is done, and in what error."""
+
+    exception: BaseException | None = None
+
+    def link(self, then: Callable[[Any], None]) -> None:
+        self._then = then
+
+    def end(self, error: BaseException | None = None) -> None:
+        self.exception = error
+        self._then(self)
+
+
+class Thread:
+    """What Celery's pool of threads answers."""
+
+    def __init__(self) -> None:
+        self.f: Future[None] = Future()
+
+    def end(self, error: BaseException | None = None) -> None:
+        if error is None:
+            self.f.set_result(None)
+        else:
+            self.f.set_exception(error)
+
+
+def in_process(result: Any, accept: Callable[..., Any] = lambda *_: None) -> tuple[Any, Told]:
+    request = request_of("here")
+    request.acknowledged = False
+    request.on_accepted, request.execute_using_pool = accept, lambda pool: result
+    told = followed(request, begun=False)
+    assert request.execute_using_pool("pool") is result
+    return request, told
+
+
+@pytest.mark.parametrize("kind", [Greenlet, Thread])
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (MemoryError("no more"), (RunState.FAILED, "exception")),
+        (SystemExit(1), (RunState.FAILED, "exception")),
+        (Reject("out of after_return"), (RunState.FAILED, "rejected")),
+        (WorkerTerminate(1), "released"),
+    ],
+)
+def test_an_error_that_celery_has_no_callback_for(kind: Any, error: BaseException, end: Any) -> None:
+    """It stays in a future that nobody reads. The run would be held until its worker stops."""
+    result = kind()
+    request, told = in_process(result)
+    request.on_accepted(1, 0.0)
+    result.end(error)
+    assert told.ends == [end]
+
+
+def test_a_body_that_ended_by_its_callback_has_ended_once() -> None:
+    result = Thread()
+    request, told = in_process(result)
+    request.on_accepted(1, 0.0)
+    held_ends = told.settle
+
+    def settle(held: Held, end: RunState, reason: str | None = None) -> None:
+        held.ended = True
+        held_ends(held, end, reason)
+
+    told.settle = settle  # type: ignore[method-assign]
+    request.on_success((0, "result", 0.1))
+    result.end()
+    assert told.ends == [(RunState.SUCCEEDED, None)]
+
+
+def test_a_pool_that_reports_no_outcome_but_an_error() -> None:
+    """How it reports SystemExit: to the callback of successes, which fails on it."""
+
+    def stock(outcome: Any) -> None:
+        _, _, _ = outcome
+
+    request = request_of("exits", stock)
+    told = followed(request)
+    try:
+        raise WorkerLostError("SystemExit(1)")
+    except WorkerLostError:
+        info = ExceptionInfo()
+    with pytest.raises(TypeError):
+        request.on_success(info)
+    assert told.ends == [(RunState.FAILED, "exception")]
+
+
+def test_what_was_given_back_does_not_begin() -> None:
+    accepted: list[Any] = []
+    result = Thread()
+    request, told = in_process(result, lambda *args: accepted.append(args))
+    told.holds = False
+    with pytest.raises(NotHeld):
+        request.on_accepted(1, 0.0)
+    assert accepted == []
+
+
+@pytest.mark.parametrize("acknowledged", [False, True])
+def test_a_pool_that_calls_no_body_after_all(acknowledged: bool) -> None:
+    """Celery fails when it notes the start. Its message comes again, or is gone."""
+
+    def accept(*_: Any) -> None:
+        request.acknowledged = acknowledged
+        raise NotImplementedError("terminate")
+
+    result = Thread()
+    request, told = in_process(result, accept)
+    with pytest.raises(NotImplementedError) as caught:
+        request.on_accepted(1, 0.0)
+    result.end(caught.value)
+    assert told.ends == [(RunState.FAILED, "exception") if acknowledged else "given back"]
+
+
+def test_a_start_that_a_stop_cancels_is_held_until_the_stop() -> None:
+    """Warm, with bodies of hours: its message goes back only after them, and is not to be given up in the meantime."""
+    result = Thread()
+    _, told = in_process(result)
+    result.f.cancel()
+    assert told.ends == []
