@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from celery.worker import state
-
 from celery_anarchon import wire
 from celery_anarchon.backends.runs import RunHold, Start, StartResult, Unstarted
 from celery_anarchon.clock import Clock, SystemClock
+from celery_anarchon.copies import Copies, forget, is_of_lost_connection, is_waited_for, show_running
 from celery_anarchon.errors import AnarchonError
 from celery_anarchon.events import ClaimForgotten
 from celery_anarchon.keeper import Held, Keeper
@@ -137,6 +136,8 @@ class Delivery:
     """A question was sent whose answer did not come: the start may have been granted."""
     asked_at: float = 0.0
     """Monotonic: when the latest question was sent. A lease that it was granted is not older."""
+    kept: bool = False
+    """A redelivery that waits for its run to be free, or to end."""
 
 
 class Gate:
@@ -146,6 +147,7 @@ class Gate:
     :param slot_back: gives the pool slot back that a request holds, where there is such a thing.
     :param again: hands a request to the gate once more, as if it had just come.
     :param later: calls a function in so many seconds.
+    :param room: see :class:`~celery_anarchon.copies.Copies`.
     :param enforces_timeout: the pool stops a body at its time limit.
     """
 
@@ -160,6 +162,7 @@ class Gate:
         slot_back: Callable[[], None],
         again: Callable[[Any], Any],
         later: Callable[[float, Callable[[], None]], Any],
+        room: Callable[[], Callable[[], Any]],
         enforces_timeout: bool,
         clock: Clock | None = None,
     ) -> None:
@@ -175,7 +178,8 @@ class Gate:
         self._clock = clock or SystemClock()
         self._store = Outage(self._clock)
         self._waiting: dict[int, Delivery] = {}
-        """By the identity of their requests: held for want of an answer."""
+        """By the identity of their requests: held for want of an answer, or until their run is free."""
+        self._copies = Copies(settings.heartbeat / 1000, room)
         self._warned = False
 
     def __call__(self, request: Any) -> Any:
@@ -188,6 +192,8 @@ class Gate:
             if ticket is None or request.revoked():
                 return self._execute(request)
             delivery = Delivery(request, ticket, secrets.token_hex(12), self._clock.monotonic())
+        elif delivery.kept and is_of_lost_connection(request):
+            return self._let_go(delivery)
         return self._admit(delivery)
 
     def _ticket(self, request: Any) -> Ticket | None:
@@ -218,6 +224,11 @@ class Gate:
 
     def _act(self, delivery: Delivery, result: StartResult) -> Any:
         ticket = delivery.ticket
+        if result.answer is GateAnswer.DUPLICATE and is_waited_for(delivery.request, ticket.terms):
+            wait = self._copies.hold(delivery.request)
+            if wait is not None:
+                return self._keep(delivery, wait, result.holder)
+        self._copies.leave(delivery.request)
         if result.answer is GateAnswer.UNKNOWN and ticket.followed:
             logger.error("%s: lost claim: the store had no record of it (wiped, or rolled back?); it runs", ticket.name)
             self._keeper.fanout.emit(ClaimForgotten(job=ticket.job, slot=ticket.slot))
@@ -225,9 +236,9 @@ class Gate:
             return self._start(delivery, result.attempt)
         if result.answer is GateAnswer.TRIMMED and not ticket.followed:
             return self._execute(delivery.request)
-        holder = f" on {result.holder}" if result.holder else ""
         level = logging.INFO if result.answer is GateAnswer.SETTLED else logging.WARNING
-        logger.log(level, "%s (%s) refused: %s%s", ticket.name, delivery.request.id, WHY[result.answer], holder)
+        why = WHY[result.answer] + _on(result.holder)
+        logger.log(level, "%s (%s) refused: %s", ticket.name, delivery.request.id, why)
         self._drop(delivery.request)
         return None
 
@@ -285,33 +296,50 @@ class Gate:
     def _drop(self, request: Any) -> None:
         """Acknowledge without a trace: no result, no event, for the run's result belongs to the delivery that runs."""
         request.acknowledge()
-        self._forget(request)
+        forget(request)
         self._slot_back()
 
-    @staticmethod
-    def _forget(request: Any) -> None:
-        state.reserved_requests.discard(request)
-        state.active_requests.discard(request)
-        others = (*state.active_requests, *state.reserved_requests)
-        live = next((other for other in others if other.id == request.id and other is not request), None)
-        if live is not None:
-            # Revoking and querying the task must find the one that runs.
-            state.requests[request.id] = live
-        elif state.requests.get(request.id) is request:
-            state.requests.pop(request.id, None)
+    # --- not yet ------------------------------------------------------------------------------------------------------
+
+    def _keep(self, delivery: Delivery, wait: float, holder: str | None) -> None:
+        """A redelivery that the store may come to need: it asks again, each time after a longer wait."""
+        # This question has its answer.
+        delivery.asked = False
+        if not delivery.kept:
+            delivery.kept = True
+            show_running(delivery.request)
+            logger.warning(
+                "%s (%s) is held: another delivery of it has the run%s. It goes on if that one is gone",
+                *(delivery.ticket.name, delivery.request.id, _on(holder)),
+            )
+        self._wait_for(delivery, wait)
+
+    def _let_go(self, delivery: Delivery) -> None:
+        """Without a word to the broker, which has lost us and delivers it again."""
+        self._take_back(delivery)
+        self._copies.leave(delivery.request)
+        forget(delivery.request)
+        self._slot_back()
+
+    def _wait_for(self, delivery: Delivery, seconds: float) -> None:
+        """Keep the message unacknowledged, give its pool slot back, and ask again then."""
+        self._waiting[id(delivery.request)] = delivery
+        # Before the slot, which others come to this gate with at once: their errors must not cost this one its turn.
+        self._later(seconds, lambda: self._again(delivery.request))
+        self._slot_back()
 
     # --- no answer ----------------------------------------------------------------------------------------------------
 
     def _hold(self, delivery: Delivery) -> Any:
-        """Keep the message unacknowledged and give its pool slot back, until the store answers or patience ends."""
+        """Until the store answers or patience ends."""
         left = delivery.since + self._settings.gate_wait / 1000 - self._clock.monotonic()
+        if delivery.kept:
+            # The store's latest answer was no, and another body may run: this one never starts without a yes.
+            left = math.inf
         if left <= 0:
             return self._give_up(delivery)
-        self._waiting[id(delivery.request)] = delivery
-        self._slot_back()
         # A little later than the outage's own look: the first to come asks for all.
-        self._later(min(left, self._store.remaining()) + 0.01, lambda: self._again(delivery.request))
-        return None
+        return self._wait_for(delivery, min(left, self._store.remaining()) + 0.01)
 
     def _give_up(self, delivery: Delivery) -> Any:
         ticket, request = delivery.ticket, delivery.request
@@ -351,9 +379,13 @@ class Gate:
 
     def stop(self) -> None:
         """The worker stops: what is held goes back to the broker with its connection, and its starts are undone."""
-        for delivery in self._waiting.values():
+        for delivery in list(self._waiting.values()):
             self._take_back(delivery)
         self._waiting.clear()
+
+
+def _on(worker: str | None) -> str:
+    return f" on {worker}" if worker else ""
 
 
 def unstarted(request_dict: Any, namespace: str, reason: str) -> Unstarted | None:

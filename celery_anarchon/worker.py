@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -52,9 +53,10 @@ class WorkerSide:
             label=worker.hostname,
             settings=settings,
             execute=worker._process_task,
-            slot_back=lambda: _slot_back(worker),
+            slot_back=SlotBack(worker),
             again=lambda request: self._again(worker, request),
             later=lambda seconds, step: worker.timer.call_after(seconds, step),
+            room=lambda: _room_for_one_more(worker),
             enforces_timeout="prefork" in str(getattr(worker.pool_cls, "__module__", worker.pool_cls)),
         )
 
@@ -124,11 +126,46 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._stopped()
 
 
-def _slot_back(worker: Any) -> None:
-    """Prefork with an event loop takes a slot before the gate; the other pools take none."""
-    release = getattr(worker, "_quick_release", None)
-    if release is not None and worker.process_task == worker._process_task_sem:
-        release()
+class SlotBack:
+    """Gives back the pool slot that a request at the gate has: prefork with an event loop takes one before the gate,
+    and the other pools take none.
+
+    A release hands the slot to the next request that waits for one, inside the call, and the gate may say no to that
+    one too. Were each to release inside the release before it, some hundred that wait would be the end of the stack; so
+    the outermost does it for all, one after the other.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._owed = 0
+        self._under_way = False
+
+    def __call__(self) -> None:
+        worker = self._worker
+        release = getattr(worker, "_quick_release", None)
+        if release is None or worker.process_task != worker._process_task_sem:
+            return
+        self._owed += 1
+        if self._under_way:
+            return
+        self._under_way = True
+        try:
+            while self._owed:
+                self._owed -= 1
+                release()
+        finally:
+            # What an error has left owed goes with the next one.
+            self._under_way = False
+
+
+def _room_for_one_more(worker: Any) -> Callable[[], Any]:
+    """As Celery does it for messages with an ETA: what waits long does not count among those fetched ahead."""
+    qos = getattr(getattr(worker, "consumer", None), "qos", None)
+    if qos is None:
+        return lambda: None
+    qos.increment_eventually()
+    # Of this connection: the next one begins with a count of its own.
+    return qos.decrement_eventually  # type: ignore[no-any-return]
 
 
 # --- messages that never come to the gate -----------------------------------------------------------------------------
