@@ -1,38 +1,52 @@
-"""SIGTERM and SIGINT, held back while something must not be cut in two."""
+"""The signals that stop a process, held back while something must not be cut in two, or held up."""
 
 from __future__ import annotations
 
+import importlib
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-HELD = (signal.SIGTERM, signal.SIGINT)
+STOPS_BEAT = (signal.SIGTERM, signal.SIGINT)
+STOPS_WORKER = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+
+# The public functions make enums of what these return, at ten times their cost: a worker's gate would notice.
+_calls: Any = importlib.import_module("_signal") if "_signal" in sys.builtin_module_names else signal
 
 
 @contextmanager
-def held_back() -> Iterator[list[int]]:
-    """Within: the signals that came are only listed. Afterwards their handlers run as if they came just then.
+def held_back(numbers: Sequence[signal.Signals] = STOPS_BEAT) -> Iterator[list[int]]:
+    """Within: the signals that came are only listed. Afterwards they are raised again, each kind once.
 
-    Celery's handler closes the scheduler and raises SystemExit at whatever line it finds: in mid-claim that would leave
-    a won slot to its lease. Outside the main thread there is nothing to hold back: signals never arrive there.
+    Celery's handler in a beat closes the scheduler and raises SystemExit at whatever line it finds: in mid-claim that
+    would leave a won slot to its lease. That of a worker sleeps there, for as long as a soft shutdown lasts. Outside
+    the main thread there is nothing to hold back: signals never arrive there.
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield came
         return
-    handlers: dict[int, Any] = {}
-    for held in HELD:
-        handler = signal.getsignal(held)
+
+    def note(number: int, _frame: Any) -> None:
+        came.append(number)
+
+    handlers: dict[signal.Signals, Any] = {}
+    for number in numbers:
+        handler = _calls.getsignal(number)
         # SIG_DFL (None: set by C code) would end the process at once; nobody asked for an orderly stop then.
         if callable(handler):
-            handlers[held] = handler
-            signal.signal(held, lambda came_in, _frame: came.append(came_in))
+            handlers[number] = handler
+            _calls.signal(number, note)
     try:
         yield came
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
-        if came:
-            handlers[came[0]](came[0], None)
+            now = _calls.signal(number, handler)
+            if now is not note:
+                # A handler that ran meanwhile has set another: Celery's do, for the next step of a shutdown.
+                _calls.signal(number, now)
+        for came_in in dict.fromkeys(came):
+            signal.raise_signal(came_in)

@@ -1,0 +1,161 @@
+"""Signals that stop a worker and find its main thread at the gate: heard where nothing of the keeper's is held."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from celery_anarchon import MemoryBackend
+from celery_anarchon.backends.base import ClaimRequest, Confirmation
+from celery_anarchon.backends.runs import RunHold, Start, Worker
+from celery_anarchon.clock import SystemClock
+from celery_anarchon.interrupts import STOPS_WORKER, held_back
+from celery_anarchon.keeper import Held, Keeper
+from celery_anarchon.model import GateAnswer, Terms
+
+SECOND = 1_000
+SLOT = SystemClock().wall() // SECOND * SECOND
+TERMS = Terms(lease=30 * SECOND, queue_timeout=3_600 * SECOND)
+
+
+class Slow(MemoryBackend):
+    """Takes its time for answers to questions, and counts heartbeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.takes = 0.0
+        self.heartbeats = 0
+
+    def start(self, starts: Any) -> Any:
+        time.sleep(self.takes)
+        return super().start(starts)
+
+    def heartbeat(self, holds: Any) -> Any:
+        self.heartbeats += 1
+        return super().heartbeat(holds)
+
+
+@pytest.fixture
+def backend() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def keeper(backend: Slow) -> Iterator[Keeper]:
+    keeper = Keeper(backend, heartbeat=50, presence=Worker(owner="w", label="w", version="1"))
+    yield keeper
+    keeper.stop()
+
+
+def sent(backend: Slow, job: str) -> Start:
+    backend.claim([ClaimRequest(job=job, slot=SLOT, owner="b", beat="b", lease=SECOND, terms=TERMS)])
+    backend.confirm([Confirmation(job=job, slot=SLOT, owner="b", attempt=1, late=0)])
+    return Start(job=job, slot=SLOT, attempt=1, retries=0, token=job, worker="w", terms=TERMS)
+
+
+@contextmanager
+def handled(*numbers: int, by: Callable[[int], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, lambda came, _frame: by(came)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def send(*numbers: int, after: float) -> None:
+    """To the main thread, from another one."""
+
+    def now() -> None:
+        for number in numbers:
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    threading.Timer(after, now).start()
+
+
+@pytest.mark.parametrize("number", STOPS_WORKER)
+def test_leases_are_renewed_while_a_handler_sleeps(keeper: Keeper, backend: Slow, number: signal.Signals) -> None:
+    """Celery waits inside its handler, for worker_soft_shutdown_timeout and then for the pool. When that began in the
+    middle of a question, the keeper waited too: all leases lapsed, and others went on with runs whose bodies lived."""
+    question = sent(backend, "job")
+    assert keeper.ask(question).answer is GateAnswer.START
+    hold = RunHold(job="job", slot=SLOT, attempt=1, retries=0, token="job")
+    keeper.add(Held(hold, TERMS.lease, time.monotonic() + 30))
+    renewed: list[int] = []
+
+    def sleep(_: int) -> None:
+        before = backend.heartbeats
+        time.sleep(1)
+        renewed.append(backend.heartbeats - before)
+
+    other = sent(backend, "other")
+    backend.takes = 0.3
+    with handled(number, by=sleep):
+        send(number, after=0.1)
+        assert keeper.ask(other).answer is GateAnswer.START
+        assert len(renewed) == 1
+    assert renewed[0] >= 5
+
+
+def test_a_question_that_has_to_wait_keeps_no_signal_waiting(keeper: Keeper, backend: Slow) -> None:
+    """A receiver that never returns keeps the gate shut; the worker can still be told to stop."""
+    shut, leave = threading.Event(), threading.Event()
+
+    def turn_without_end() -> None:
+        with keeper._io:
+            shut.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=turn_without_end)
+    thread.start()
+    assert shut.wait(5)
+    question = sent(backend, "job")
+    with handled(signal.SIGQUIT, by=lambda _: leave.set()):
+        send(signal.SIGQUIT, after=0.1)
+        began = time.monotonic()
+        assert keeper.ask(question).answer is GateAnswer.START
+        assert time.monotonic() - began < 5
+    thread.join()
+
+
+def test_what_a_handler_raises_comes_through(keeper: Keeper, backend: Slow) -> None:
+    """So does Celery's hard shutdown, and the gate is not shut behind it."""
+
+    def leave(_: int) -> None:
+        raise SystemExit
+
+    question = sent(backend, "job")
+    backend.takes = 0.3
+    with handled(signal.SIGQUIT, by=leave):
+        send(signal.SIGQUIT, after=0.1)
+        with pytest.raises(SystemExit):
+            keeper.ask(question)
+    assert keeper.ask(question).answer is GateAnswer.START
+
+
+def test_each_kind_of_signal_is_heard() -> None:
+    """A warm stop and then a cold one, both while one answer is awaited."""
+    heard: list[int] = []
+    with handled(*STOPS_WORKER, by=heard.append):
+        with held_back(STOPS_WORKER):
+            for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGTERM):
+                signal.raise_signal(number)
+            assert heard == []
+        assert heard == [signal.SIGTERM, signal.SIGQUIT]
+
+
+def test_a_handler_that_was_set_meanwhile_stays() -> None:
+    """Celery's handlers put the next step of a shutdown in their own place."""
+    heard: list[str] = []
+    with handled(*STOPS_WORKER, by=lambda _: heard.append("old")):
+        with held_back(STOPS_WORKER):
+            signal.signal(signal.SIGQUIT, lambda *_: heard.append("new"))
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGQUIT)
+    assert heard == ["old", "new"]
