@@ -7,11 +7,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 STOPS_BEAT = (signal.SIGTERM, signal.SIGINT)
 STOPS_WORKER = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+HEARD_WITHIN = 0.5
+"""Seconds after which they are heard while the main thread waits for a lock."""
 
 # The public functions make enums of what these return, at ten times their cost: a worker's gate would notice.
 _calls: Any = importlib.import_module("_signal") if "_signal" in sys.builtin_module_names else signal
@@ -50,3 +52,44 @@ def held_back(numbers: Sequence[signal.Signals] = STOPS_BEAT) -> Iterator[list[i
                 _calls.signal(number, now)
         for came_in in dict.fromkeys(came):
             signal.raise_signal(came_in)
+
+
+class _Lock(Protocol):
+    def acquire(self, *, timeout: float) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+@contextmanager
+def undisturbed(lock: _Lock) -> Iterator[None]:
+    """With *lock*, and no handler of a worker's stop runs before it is released. While it is waited for they do run:
+    whoever has it may have it for long."""
+    while True:
+        with held_back(STOPS_WORKER):
+            if lock.acquire(timeout=HEARD_WITHIN):
+                try:
+                    yield
+                finally:
+                    lock.release()
+                return
+
+
+class Bell:
+    """What a thread waits for. Not a :class:`threading.Event`: its `set` waits for itself where a signal's handler that
+    calls it has found its thread just there."""
+
+    def __init__(self) -> None:
+        self._silence = threading.Lock()
+        self._silence.acquire()
+
+    def set(self) -> None:
+        # Released already: it rings.
+        with suppress(RuntimeError):
+            self._silence.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it rang, and it is silent again."""
+        return self._silence.acquire(timeout=timeout)
+
+    def clear(self) -> None:
+        self._silence.acquire(blocking=False)

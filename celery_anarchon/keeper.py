@@ -32,7 +32,7 @@ from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError
 from celery_anarchon.events import Fanout, HoldLost, Settled
 from celery_anarchon.forks import ForkLock
-from celery_anarchon.interrupts import STOPS_WORKER, held_back
+from celery_anarchon.interrupts import Bell, undisturbed
 from celery_anarchon.model import GRANTED, GateAnswer, Millis, RunState
 from celery_anarchon.outage import Outage
 from celery_anarchon.wire import time_text
@@ -43,8 +43,6 @@ ROWS_A_CALL = 500
 GATHER = 0.05
 """Seconds that the end of a run waits for others to go with it. A call costs its thread three waits, whatever it tells:
 at 100 short runs a second that is a fifth of what telling each would cost the worker's main process."""
-HEARD_WITHIN = 0.5
-"""Seconds after which signals are heard while another question, or a turn, lasts."""
 LAST_WORDS = 3.0
 """Seconds that a stopping worker gives the store to hear the ends of its runs."""
 
@@ -133,11 +131,12 @@ class Keeper:
         self._unanswered: dict[str, Held] = {}
         """By token: whose bodies run, or ran, and the store has not said yet whether they may."""
         self._told = _Told()
-        self._lock = threading.Lock()
-        """Of the three above: never held over a call to the store."""
+        self._lock = threading.RLock()
+        """Of the three above: never held over a call to the store. Not a plain one: Celery's handler of a stop may find
+        its thread in here, and makes the pool tell of ends."""
         self._io = ForkLock()
         """One call to the store at a time: a backend is one client. Forks wait for it."""
-        self._wake = threading.Event()
+        self._wake = Bell()
         self._gathered = threading.Event()
         """Set by the stop only: nothing is waited for any more."""
         self._went_along = 0
@@ -159,23 +158,14 @@ class Keeper:
 
         :raises AnarchonError: the store did not answer; nothing is known.
         """
-        while True:
-            # Celery's handler of a soft shutdown sleeps at whatever line it finds: in here renewals would wait for it.
-            with held_back(STOPS_WORKER):
-                if self._io.acquire(timeout=HEARD_WITHIN):
-                    try:
-                        return self._ask(start)
-                    finally:
-                        self._io.release()
-
-    def _ask(self, start: Start) -> StartResult:
-        self._ready()
-        ends = self._ends_to_tell_along()
-        if not ends:
-            return self._backend.start([start])[0]
-        told, results = self._backend.settle_and_start(ends, [start])
-        self._ends_were_told(ends, told)
-        return results[0]
+        with undisturbed(self._io):
+            self._ready()
+            ends = self._ends_to_tell_along()
+            if not ends:
+                return self._backend.start([start])[0]
+            told, results = self._backend.settle_and_start(ends, [start])
+            self._ends_were_told(ends, told)
+            return results[0]
 
     def _ends_to_tell_along(self) -> list[Settlement]:
         """With the next question, where that costs no further wait. Not past what has to go before them."""

@@ -13,11 +13,12 @@ import pytest
 
 from celery_anarchon import MemoryBackend
 from celery_anarchon.backends.base import ClaimRequest, Confirmation
-from celery_anarchon.backends.runs import RunHold, Start, Worker
+from celery_anarchon.backends.runs import RunHold, Start, Unstarted, Worker
 from celery_anarchon.clock import SystemClock
-from celery_anarchon.interrupts import STOPS_WORKER, held_back
+from celery_anarchon.interrupts import STOPS_WORKER, Bell, held_back
 from celery_anarchon.keeper import Held, Keeper
-from celery_anarchon.model import GateAnswer, Terms
+from celery_anarchon.model import GateAnswer, RunState, Terms
+from celery_anarchon.testing.contenders import interrupted
 
 SECOND = 1_000
 SLOT = SystemClock().wall() // SECOND * SECOND
@@ -46,9 +47,13 @@ def backend() -> Slow:
     return Slow()
 
 
+def keeper_of(backend: Slow) -> Keeper:
+    return Keeper(backend, heartbeat=50, presence=Worker(owner="w", label="w", version="1"))
+
+
 @pytest.fixture
 def keeper(backend: Slow) -> Iterator[Keeper]:
-    keeper = Keeper(backend, heartbeat=50, presence=Worker(owner="w", label="w", version="1"))
+    keeper = keeper_of(backend)
     yield keeper
     keeper.stop()
 
@@ -122,6 +127,41 @@ def test_a_question_that_has_to_wait_keeps_no_signal_waiting(keeper: Keeper, bac
         assert keeper.ask(question).answer is GateAnswer.START
         assert time.monotonic() - began < 5
     thread.join()
+
+
+def test_a_handler_may_tell_the_keeper_of_other_runs(backend: Slow) -> None:
+    """Celery stops its pool inside its handler, and the pool tells of the ends of bodies there: in the middle of
+    whatever the main thread was telling."""
+    # Not the fixture's: where this fails, its stop would wait for ever as well.
+    keeper = keeper_of(backend)
+    keeper.begin = lambda: None  # type: ignore[method-assign]
+    question = sent(backend, "job")
+    assert keeper.ask(question).answer is GateAnswer.START
+    held = Held(RunHold(job="job", slot=SLOT, attempt=1, retries=0, token="job"), TERMS.lease, time.monotonic() + 30)
+
+    def work() -> None:
+        keeper.add(held)
+        keeper.settle(held, RunState.SUCCEEDED)
+
+    gone = Unstarted(job="gone", slot=SLOT, attempt=1, retries=0, reason="revoked")
+    interrupted(work, lambda: keeper.unstarted(gone), 5)
+    keeper.turn()
+    assert backend.history("job", 1)[0].state is RunState.SUCCEEDED
+
+
+def test_a_bell_rings_until_it_was_heard() -> None:
+    bell = Bell()
+    assert not bell.wait(0)
+    bell.set()
+    bell.set()
+    assert bell.wait(0)
+    assert not bell.wait(0)
+    bell.set()
+    bell.clear()
+    bell.clear()
+    assert not bell.wait(0.01)
+    threading.Timer(0.05, bell.set).start()
+    assert bell.wait(5)
 
 
 def test_what_a_handler_raises_comes_through(keeper: Keeper, backend: Slow) -> None:
