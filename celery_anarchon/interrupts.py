@@ -83,9 +83,10 @@ class Bell:
         self._silence.acquire()
 
     def set(self) -> None:
-        # Released already: it rings.
-        with suppress(RuntimeError):
-            self._silence.release()
+        # Rings already, or another thread's call came between the two lines.
+        if self._silence.locked():
+            with suppress(RuntimeError):
+                self._silence.release()
 
     def wait(self, timeout: float) -> bool:
         """Whether it rang, and it is silent again."""
