@@ -88,6 +88,9 @@ class Bell:
             with suppress(RuntimeError):
                 self._silence.release()
 
+    def is_set(self) -> bool:
+        return not self._silence.locked()
+
     def wait(self, timeout: float) -> bool:
         """Whether it rang, and it is silent again."""
         return self._silence.acquire(timeout=timeout)
