@@ -20,7 +20,8 @@ from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.copies import Copies, forget, is_of_lost_connection, is_waited_for, show_running
 from celery_anarchon.errors import AnarchonError
 from celery_anarchon.events import ClaimForgotten
-from celery_anarchon.keeper import Held, Keeper
+from celery_anarchon.held import Held
+from celery_anarchon.keeper import Keeper
 from celery_anarchon.model import GRANTED, GateAnswer, Millis, OnUnknown, Overlap, Terms
 from celery_anarchon.options import Settings
 from celery_anarchon.outage import Outage

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from celery_anarchon.backends.runs import (
@@ -32,6 +32,7 @@ from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError
 from celery_anarchon.events import Fanout, HoldLost, Settled
 from celery_anarchon.forks import ForkLock
+from celery_anarchon.held import End, Held, Told
 from celery_anarchon.interrupts import Bell, undisturbed
 from celery_anarchon.model import GRANTED, GateAnswer, Millis, RunState
 from celery_anarchon.outage import Outage
@@ -45,58 +46,6 @@ GATHER = 0.05
 at 100 short runs a second that is a fifth of what telling each would cost the worker's main process."""
 LAST_WORDS = 3.0
 """Seconds that a stopping worker gives the store to hear the ends of its runs."""
-
-
-_End = tuple[str, Callable[[RunHold], Any]]
-"""An operation, and what it is told of a hold."""
-
-
-@dataclass(eq=False)
-class Held:
-    """A run that this worker executes."""
-
-    hold: RunHold
-    lease: Millis
-    until: float
-    """Monotonic: past it the lease may be over."""
-    message_attempt: int = 1
-    """What its message says. A run that was granted more goes back in another way."""
-    begun: bool | None = None
-    """Whether its body has begun. None: not known in time, as a child of the pool begins it."""
-    timeout: float | None = None
-    """Seconds, where the pool cannot enforce it."""
-    deadline: float | None = None
-    """Monotonic: when a body that has begun is over that."""
-    refused: bool = False
-    """The store said that it is somebody else's now."""
-    ended: bool = False
-    stopped: bool = False
-    """Its body was cut short by a stop of the worker or of its connection."""
-    start: Start | None = None
-    """The question to which no answer came before the body started all the same (``on_unknown=repeat``)."""
-    answered: bool = True
-    followed: bool = True
-    """The beat that sent it follows its runs."""
-    end: _End | None = None
-    """What to tell of a body that ended before the answer came."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.hold.job} {time_text(self.hold.slot)}"
-
-
-@dataclass
-class _Told:
-    """Ends on their way, by the operation that tells them, in the order in which operations must go."""
-
-    backs: list[GiveBack] = field(default_factory=list)
-    ends: list[Settlement] = field(default_factory=list)
-    tries: list[NextTry] = field(default_factory=list)
-    unstarted: list[Unstarted] = field(default_factory=list)
-    releases: list[RunHold] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.backs or self.ends or self.tries or self.unstarted or self.releases)
 
 
 class Keeper:
@@ -130,7 +79,7 @@ class Keeper:
         """By token."""
         self._unanswered: dict[str, Held] = {}
         """By token: whose bodies run, or ran, and the store has not said yet whether they may."""
-        self._told = _Told()
+        self._told = Told()
         self._lock = threading.RLock()
         """Of the three above: never held over a call to the store. Not a plain one: Celery's handler of a stop may find
         its thread in here, and makes the pool tell of ends."""
@@ -253,7 +202,7 @@ class Keeper:
     def _is_lost(self, held: Held) -> bool:
         return held.refused or self._clock.monotonic() > held.until
 
-    def _end(self, held: Held, end: _End) -> None:
+    def _end(self, held: Held, end: End) -> None:
         with self._lock:
             self._held.pop(held.hold.token, None)
             if held.ended:
@@ -265,7 +214,7 @@ class Keeper:
                 held.end = end
         self._wake.set()
 
-    def _hand_in(self, held: Held, end: _End) -> None:
+    def _hand_in(self, held: Held, end: End) -> None:
         """To be told by the thread. With the lock held."""
         kind, of_hold = end
         if held.start is not None and held.refused:
@@ -388,7 +337,7 @@ class Keeper:
             logger.warning("%s ran without the store's answer, which is no (%s): lost", held.name, result.answer)
 
     def _tell(self) -> None:
-        """In the order of :class:`_Told`; what was not told stays, and so do the releases behind it (R4)."""
+        """In the order of :class:`Told`; what was not told stays, and so do the releases behind it (R4)."""
         steps: tuple[tuple[str, Callable[[Any], Sequence[bool]]], ...] = (
             ("backs", self._backend.give_back),
             ("ends", self._backend.settle),

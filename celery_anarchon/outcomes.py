@@ -22,7 +22,8 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTermi
 from celery.worker import state
 
 from celery_anarchon import wire
-from celery_anarchon.keeper import Held, Keeper
+from celery_anarchon.held import Held
+from celery_anarchon.keeper import Keeper
 from celery_anarchon.model import Millis, RunState, Terms
 
 logger = logging.getLogger("celery_anarchon.worker")

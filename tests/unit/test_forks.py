@@ -20,7 +20,8 @@ from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import BackendUnavailable
 from celery_anarchon.forks import PATIENCE, ForkLock
-from celery_anarchon.keeper import Held, Keeper
+from celery_anarchon.held import Held
+from celery_anarchon.keeper import Keeper
 from celery_anarchon.model import GateAnswer, RunState, Terms
 from celery_anarchon.testing.contenders import in_child, quiet_fork
 

@@ -14,7 +14,8 @@ from celery_anarchon.backends.memory import MemoryStore
 from celery_anarchon.backends.runs import RunHold, Start, StartResult, Unstarted, Worker
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 from celery_anarchon.events import Event, HoldLost, Settled
-from celery_anarchon.keeper import Held, Keeper
+from celery_anarchon.held import Held
+from celery_anarchon.keeper import Keeper
 from celery_anarchon.model import GateAnswer, Run, RunState, Terms
 from celery_anarchon.testing.clock import ManualClock
 

@@ -15,7 +15,7 @@ from celery.exceptions import Reject, Retry, WorkerTerminate
 from celery.worker import state
 
 from celery_anarchon.backends.runs import RunHold
-from celery_anarchon.keeper import Held
+from celery_anarchon.held import Held
 from celery_anarchon.model import RunState, Terms
 from celery_anarchon.outcomes import NotHeld, follow
 

@@ -15,8 +15,9 @@ from celery_anarchon import MemoryBackend
 from celery_anarchon.backends.base import ClaimRequest, Confirmation
 from celery_anarchon.backends.runs import RunHold, Start, Unstarted, Worker
 from celery_anarchon.clock import SystemClock
+from celery_anarchon.held import Held
 from celery_anarchon.interrupts import STOPS_WORKER, Bell, held_back
-from celery_anarchon.keeper import Held, Keeper
+from celery_anarchon.keeper import Keeper
 from celery_anarchon.model import GateAnswer, RunState, Terms
 from celery_anarchon.testing.contenders import interrupted
 
