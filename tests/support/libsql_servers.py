@@ -34,6 +34,14 @@ class SqldProcess(Server):
             # Its own server ends before it does, and it takes that for an error.
             with suppress(ProcessFinishedWithError):
                 self._executor.stop(signal.SIGTERM)
+        self._wait_for_its_end()
+
+    def kill(self) -> None:
+        super().kill()
+        # The system has taken note for both; only the program's end was waited for.
+        self._wait_for_its_end()
+
+    def _wait_for_its_end(self) -> None:
         wait_for(lambda: not self._listens(), "the end of sqld")
 
     def _listens(self) -> bool:
