@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_anarchon import Anarchon, SqliteBackend
+from celery_anarchon import Anarchon
 from celery_anarchon.backends.base import ClaimRequest, Confirmation, GivenUp, Keep, Outcome
-from celery_anarchon.backends.runs import RunHold, Settlement, Start, Unstarted
+from celery_anarchon.backends.registry import backend_from
+from celery_anarchon.backends.runs import RunBackend, RunHold, Settlement, Start, Unstarted
 from celery_anarchon.cli.why import REASONS
 from celery_anarchon.model import Answer, Millis, Overlap, Run, RunState, Terms
 from celery_anarchon.testing.claimonly import ClaimOnlyMemory, ClaimOnlyStore
@@ -32,11 +33,13 @@ def now() -> Millis:
 class Desk:
     """A store with one job, ``report``, each minute."""
 
-    def __init__(self, app: Celery, path: Path) -> None:
-        app.conf.anarchon_backend = f"sqlite:///{path}"
+    def __init__(self, app: Celery, url: str) -> None:
+        app.conf.anarchon_backend = url
         Anarchon(app)
         app.conf.beat_schedule = {"report": {"task": "t", "schedule": 60, "options": {"anarchon": {"overlap": "skip"}}}}
-        self.backend = SqliteBackend(path)
+        backend = backend_from(url)
+        assert isinstance(backend, RunBackend)
+        self.backend = backend
         self.backend.open("proj")
 
     def claim(self, slot: Millis, terms: Terms | None = TERMS) -> Answer:
@@ -56,9 +59,16 @@ class Desk:
         assert self.backend.settle([Settlement(**vars(hold), state=state, reason=reason)]) == [True]
 
 
-@pytest.fixture
-def desk(app: Celery, tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(app, tmp_path / "anarchon.db")
+URLS: dict[str, Callable[[Any, str], str]] = {
+    "sqlite": lambda on, name: f"sqlite:///{on.folder}/store.db?table={name}",
+    "redis": lambda on, name: f"{on.redis.url}?prefix={name}:",
+    "postgres": lambda on, name: f"{on.postgres.url}?table={name}",
+}
+
+
+@pytest.fixture(params=sorted(URLS))
+def desk(request: pytest.FixtureRequest, app: Celery, servers: Any, namespace: str) -> Iterator[Desk]:
+    desk = Desk(app, URLS[request.param](servers, namespace))
     yield desk
     desk.backend.close()
 
@@ -155,7 +165,7 @@ def test_explain(
     assert list(data) == ["job", "slot", "verdict", "reason", "run", "tries"]
     assert (data["verdict"], data["reason"]) == (verdict, reason)
     if act is skipped:
-        assert run_id("anarchon_runs", "report", slot - MINUTE) in answer.out
+        assert run_id(desk.backend.namespace, "report", slot - MINUTE) in answer.out
 
 
 class Claimed(ClaimOnlyMemory):

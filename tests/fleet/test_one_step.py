@@ -142,9 +142,7 @@ TIMES = {"topic": 2, "fanout": 2, "a group": 2}
 does not know its slot."""
 
 
-@pytest.mark.parametrize(
-    "options", [{}, pytest.param({"global_keyprefix": "pre:"}, marks=pytest.mark.long)], ids=["plain", "key prefix"]
-)
+@pytest.mark.parametrize("options", [{}, {"global_keyprefix": "pre:"}], ids=["plain", "key prefix"])
 def test_stock_workers_read_what_is_written(stage: Stage, server: Private, tmp_path: Path, options: Any) -> None:
     config = {
         "broker_url": server.url,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import sqlite3
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import redis
+from support import raw_stores
 from support.beats import ENOUGH, until
 from support.redis_servers import RESP2
 
@@ -21,6 +20,7 @@ from celery_anarchon.backends.registry import backend_from
 from celery_anarchon.backends.runs import RunBackend
 from celery_anarchon.model import Millis, Run, RunState
 from celery_anarchon.testing.fleet import Fleet, ManagedProcess
+from celery_anarchon.wire import time_text
 
 SUPPORT = Path(__file__).parent
 
@@ -37,6 +37,12 @@ LEASE = 2.0
 HEARTBEAT = 0.4
 
 
+def job(task: str, seconds: float = 1, *, options: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """An entry of the schedule; job options in *more*, arguments of the task in ``args`` and ``kwargs``."""
+    parts = {key: more.pop(key) for key in ("args", "kwargs") if key in more}
+    return {"task": task, "seconds": seconds, "options": {**(options or {}), "anarchon": more}, **parts}
+
+
 @dataclass
 class Crew:
     """*store*: a URL. *broker*: a Redis of this test's own, whose keys it may delete."""
@@ -49,6 +55,8 @@ class Crew:
     anarchon: dict[str, Any] = field(default_factory=dict)
     away: Callable[[], AbstractContextManager[None]] = nullcontext
     """The store answers nobody, as long as this lasts."""
+    other: str = ""
+    """Another namespace on the same server."""
 
     def __post_init__(self) -> None:
         self.config = {
@@ -83,9 +91,14 @@ class Crew:
 
     def beat(self, name: str = "beat", **env: str) -> ManagedProcess:
         """Start a beat and wait until it has ticked."""
-        process = self.fleet.beat(name, scheduler=None, **env)
-        process.wait_for_log("beat: Waking up", ENOUGH)
-        return process
+        return self.beats(name, **env)[0]
+
+    def beats(self, *names: str, **env: str) -> list[ManagedProcess]:
+        """Start them, and wait until each has ticked."""
+        started = [self.fleet.beat(name, scheduler=None, **env) for name in names]
+        for process in started:
+            process.wait_for_log("beat: Waking up", ENOUGH)
+        return started
 
     def worker(
         self, name: str = "worker", pool: str = "prefork", concurrency: int = 2, *args: str, **env: str
@@ -95,12 +108,25 @@ class Crew:
         process.wait_for_log("ready", ENOUGH)
         return process
 
-    def freeze(self, process: ManagedProcess) -> None:
-        """SIGSTOP to all of it. On a file not while it writes: what is frozen then keeps the lock, and nobody can go
-        on before it thaws."""
+    def freeze(self, *processes: ManagedProcess) -> None:
+        """SIGSTOP to all of them and their children. On a file not while one writes: what is frozen then keeps the
+        lock, and nobody can go on before it thaws."""
         with self.away() if self.store.startswith("sqlite") else nullcontext():
-            process.send(signal.SIGSTOP, group=True)
-            until(lambda: process.state == "T", "the freeze")
+            for process in processes:
+                process.send(signal.SIGSTOP, group=True)
+            until(lambda: all(process.state == "T" for process in processes), "the freeze")
+
+    def sent_to_nobody(self, count: int = 1) -> list[tuple[str, int]]:
+        """Have two beats send so many messages at least, of runs that are followed: their jobs and slots. Then no beat
+        is there, and no worker."""
+        # A worker that was seen, so that runs are followed.
+        self.worker("early").stop()
+        beats = self.beats("first-beat", "second-beat")
+        until(lambda: self.waiting() >= count, f"{count} messages")
+        assert [beat.stop() for beat in beats] == [0, 0]
+        queued = [(run.job, wire.instant(run.slot)) for job in self.jobs for run in self.reader.living(job)]
+        assert len(queued) == self.waiting()
+        return queued
 
     # --- what happened ------------------------------------------------------------------------------------------------
 
@@ -141,25 +167,14 @@ class Crew:
 
     def lease_until(self, job: str, slot: int) -> Millis:
         """When the lease of the run is over, by the store's clock; read past the backend."""
-        place, _, option = self.store.partition("?")
-        name = option.partition("=")[2]
-        if place.startswith("redis"):
-            with redis.Redis.from_url(place, **RESP2) as raw:
-                shards = [raw.zrange(key, 0, -1, withscores=True) for key in raw.keys(f"{name}{{*}}leases")]
-            starts, ends = f"{slot}:".encode(), f":{job}".encode()
-            scores = [
-                score for shard in shards for lease, score in shard if lease.startswith(starts) and lease.endswith(ends)
-            ]
-            assert len(scores) == 1, scores
-            return int(scores[0])
-        question = "SELECT lease_until FROM {} WHERE job = '{}' AND slot = {}"
-        if place.startswith("sqlite"):
-            with closing(sqlite3.connect(place.removeprefix("sqlite:///"))) as file:
-                row = file.execute(question.format("anarchon_runs", job, slot)).fetchone()
-        else:
-            with psycopg.connect(place) as link:
-                row = link.execute(question.format(name, job, slot)).fetchone()  # type: ignore[call-overload]
-        return int(row[0])
+        return raw_stores.lease_until(self.store, job, slot)
+
+    def explain(self, job: str, slot: int) -> str:
+        """What ``celery anarchon explain`` prints."""
+        command = self.fleet.celery(f"explain-{job}-{slot}", "anarchon", "explain", job, time_text(slot))
+        assert command.wait(ENOUGH) == 0, command.output
+        (line,) = command.output.splitlines()
+        return line
 
     # --- messages by hand ---------------------------------------------------------------------------------------------
 

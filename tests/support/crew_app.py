@@ -1,7 +1,8 @@
 """The app that worker tests start for real: one ``Anarchon(app)`` line, tasks that write down when their bodies run.
 
 CREW_CONFIG is JSON: Celery's settings, ``anarchon`` (arguments of ``Anarchon``), ``jobs``: name -> entry of
-``beat_schedule`` with ``seconds`` for its schedule. CREW_JOURNAL is the file of lines that bodies write.
+``beat_schedule`` with ``seconds`` for its schedule. CREW_JOURNAL is the file of lines that bodies write. CREW_GATE=no:
+without the line. CREW_ASKS: the name under which this process writes down each call of its store as well.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 
 from celery_anarchon import Anarchon, current_run, every
+from celery_anarchon.backends.registry import backend_from
+from celery_anarchon.backends.runs import RunBackend
 
 config = json.loads(os.environ["CREW_CONFIG"])
 journal = os.environ["CREW_JOURNAL"]
@@ -34,6 +38,35 @@ if gated:
     anarchon = Anarchon(app, **arguments)
 
 
+def append(line: dict[str, Any]) -> None:
+    # One write of one line: appended whole, whoever else writes.
+    handle = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, (json.dumps(line) + "\n").encode())
+    os.close(handle)
+
+
+def note_calls(name: str) -> None:
+    """Of whatever client of the store this process makes."""
+    kind = type(backend_from(config["anarchon_backend"]))
+
+    def noting(call: str) -> Any:
+        honest = getattr(kind, call)
+
+        def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+            thread = threading.current_thread().name
+            append({"event": "asks", "by": name, "call": call, "thread": thread, "at": time.monotonic()})
+            return honest(self, *args, **kwargs)
+
+        return noted
+
+    for call in ("settle_and_start", *RunBackend.__abstractmethods__):
+        setattr(kind, call, noting(call))
+
+
+if "CREW_ASKS" in os.environ:
+    note_calls(os.environ["CREW_ASKS"])
+
+
 def write(task: Task, event: str, **more: Any) -> None:
     run = current_run()
     line = {
@@ -49,10 +82,7 @@ def write(task: Task, event: str, **more: Any) -> None:
         line |= {"job": run.job, "slot": round(run.slot.timestamp() * 1000), "attempt": run.attempt}
         if event == "end":
             line["lost"] = run.lost
-    # One write of one line: appended whole, whoever else writes.
-    handle = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(handle, (json.dumps(line) + "\n").encode())
-    os.close(handle)
+    append(line)
 
 
 def define(name: str, **options: Any) -> Any:

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from servers import RedisServer, redis_server
 from support.crew import Crew
 from support.postgres_servers import Postgres, private_postgres
+
+from celery_anarchon.testing.faults import Proxy
 
 STORES = ["redis", "sqlite", "postgres"]
 OTHER_POOLS = ["threads", "gevent", "solo"]
@@ -73,21 +76,30 @@ def store_kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def crew(store_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Crew]]:
     """A crew on that kind of store: ``crew(jobs=..., settings=..., anarchon=...)``. *apart*: the store is not on the
-    broker's server, and can be taken away."""
+    broker's server, and can be taken away. *refuses*: it then refuses connections, instead of being silent; a file is
+    locked all the same."""
     broker: RedisServer = request.getfixturevalue("brokers")
     with ExitStack() as stack:
 
-        def build(*, apart: bool = False, **given: Any) -> Crew:
+        def build(*, apart: bool = False, refuses: bool = False, **given: Any) -> Crew:
             away: Callable[[], AbstractContextManager[None]]
             if store_kind == "redis":
                 server: RedisServer = request.getfixturevalue("redis_stores") if apart else broker
-                url, away = f"{server.url[:-1]}1?prefix={tmp_path.name}:", lambda: _paused(server)
+                place, away = f"{server.url[:-1]}1", lambda: _paused(server)
+                url, other = (f"{place}?prefix={kind}{tmp_path.name}:" for kind in ("", "other-"))
             elif store_kind == "sqlite":
                 url, away = f"sqlite:///{tmp_path}/anarchon.db", lambda: _locked(tmp_path / "anarchon.db")
+                other = f"{url}?table=other"
             else:
                 database: Postgres = request.getfixturevalue("databases")
-                url, away = f"{database.url}?table=crew_{uuid.uuid4().hex[:12]}", lambda: _frozen(database)
-            built = Crew(tmp_path, url, broker.url, away=away, **given)
+                place, away = database.url, lambda: _frozen(database)
+                url, other = (f"{place}?table={kind}_{uuid.uuid4().hex[:12]}" for kind in ("crew", "other"))
+            if refuses and store_kind != "sqlite":
+                port = urlsplit(place).port
+                assert port is not None
+                line = stack.enter_context(Proxy(port))
+                url, away = url.replace(f":{port}/", f":{line.port}/"), lambda: _cut(line)
+            built = Crew(tmp_path, url, broker.url, away=away, other=other, **given)
             with built.app().connection_for_write() as connection:
                 connection.default_channel.client.flushdb()
             stack.callback(built.close)
@@ -103,6 +115,15 @@ def _paused(server: RedisServer) -> Iterator[None]:
         yield
     finally:
         server.process.resume()
+
+
+@contextmanager
+def _cut(line: Proxy) -> Iterator[None]:
+    line.cut()
+    try:
+        yield
+    finally:
+        line.mend()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.beats import ENOUGH, until
-from support.crew import HEARTBEAT, LEASE, OVERDUE, Crew
+from support.crew import HEARTBEAT, LEASE, OVERDUE, Crew, job
 
 from celery_anarchon import wire
 from celery_anarchon.model import OnUnknown, Run, RunState, Terms
@@ -23,12 +23,6 @@ VISIBILITY, BODY = (5, 20) if LONG else (2, 8)
 """Seconds until the broker delivers again what was not acknowledged, and of a body that is longer."""
 
 ENDS = {RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.LOST, RunState.LOST_IN_QUEUE}
-
-
-def job(task: str, seconds: float = 1, *, options: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """An entry of the schedule; job options in *more*, arguments of the task in ``args`` and ``kwargs``."""
-    parts = {key: more.pop(key) for key in ("args", "kwargs") if key in more}
-    return {"task": task, "seconds": seconds, "options": {**(options or {}), "anarchon": more}, **parts}
 
 
 def test_every_outcome(crew: Callable[..., Crew], pool: str) -> None:
@@ -277,54 +271,3 @@ def test_a_store_away_in_a_run(crew: Callable[..., Crew], pool: str, outage: str
     if outage == "short":
         assert fleet.lines("end", slot=start["slot"])[0]["lost"] is False
         assert not worker.has_written("is not this worker's any more")
-
-
-def test_a_body_that_starts_without_an_answer(crew: Callable[..., Crew], pool: str) -> None:
-    """on_unknown=repeat, in processes: the run is followed once the store answers, and its body is told the truth."""
-    fleet = crew(
-        apart=True,
-        jobs={"job": job("watch", args=[300], kwargs={"until": "go"}, overlap="skip", on_unknown="repeat")},
-        settings={"anarchon_gate_wait": 1.0},
-    )
-    # A worker that was seen, so that the run is followed; and none when its message is sent.
-    fleet.worker("early").stop()
-    beat = fleet.beat()
-    slot = wire.instant(until(lambda: fleet.reader.living("job"), "a queued run")[0].slot)
-    until(lambda: fleet.waiting(), "its message")
-    assert beat.stop() == 0
-    with fleet.away():
-        worker = fleet.worker("worker", pool, 1)
-        start = fleet.started()[0]
-    worker.wait_for_log("followed from here on", ENOUGH)
-    first = fleet.lease_until("job", slot)
-    until(lambda: fleet.lease_until("job", slot) > first + LEASE * 1000, "its heartbeats")
-    assert fleet.lines("end") == []
-    (fleet.folder / "go").touch()
-    run = fleet.ended("job", slot, RunState.SUCCEEDED)
-    assert (start["slot"], run.attempt, run.refused) == (slot, 1, 0)
-    assert fleet.lines("end")[0]["lost"] is False
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_held_message_outlives_its_worker(crew: Callable[..., Crew], how: signal.Signals) -> None:
-    """Held while the store is away, by a worker that dies or is stopped meanwhile: another runs it, as attempt 1."""
-    fleet = crew(
-        apart=True,
-        jobs={"job": job("work", overlap="skip")},
-        settings={"anarchon_gate_wait": 600.0, "broker_transport_options": OVERDUE},
-    )
-    # A worker that was seen, so that the run is followed; and none when its message is sent.
-    fleet.worker("early").stop()
-    beat = fleet.beat()
-    slot = wire.instant(until(lambda: fleet.reader.living("job"), "a queued run")[0].slot)
-    until(lambda: fleet.waiting(), "its message")
-    assert beat.stop() == 0
-    with fleet.away():
-        first = fleet.worker("first")
-        first.wait_for_log("they are held", ENOUGH)
-        first.send(how, group=how is signal.SIGKILL)
-        first.wait(ENOUGH)
-    assert fleet.lines("start") == []
-    fleet.worker("second")
-    assert fleet.ended("job", slot, RunState.SUCCEEDED).attempt == 1
-    assert len(fleet.lines("start", slot=slot)) == 1
