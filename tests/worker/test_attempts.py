@@ -118,9 +118,7 @@ def test_a_task_that_kills_its_process(crew: Callable[..., Crew], task: str) -> 
     later = until(lambda: [line for line in fleet.lines("start") if line["slot"] > slot], "the next slot", 90)
     assert later[0]["attempt"] == 1
     assert [line["attempt"] for line in fleet.lines("start", slot=slot)] == [1, 2, 3]
-    assert re.search(
-        r" lost: .*max_attempts leaves no further one; attempt 3 was on worker", fleet.explain("job", slot)
-    )
+    assert re.search(r" lost: .*; attempt 3 was on worker (one|two)@", fleet.explain("job", slot))
 
 
 @pytest.mark.parametrize("how", ["worker", "machine"])
