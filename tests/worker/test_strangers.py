@@ -178,9 +178,9 @@ def test_a_body_that_starts_without_an_answer(crew: Callable[..., Crew], pool: s
     )
     ((_, slot),) = fleet.sent_to_nobody()
     with fleet.away():
-        worker = fleet.worker("worker", pool, 1)
+        workers = {name: fleet.worker(name, pool, 1) for name in ("one", "two")}
         start = fleet.started()[0]
-    worker.wait_for_log("followed from here on", ENOUGH)
+    workers[start["worker"].partition("@")[0]].wait_for_log("followed from here on", ENOUGH)
     first = fleet.lease_until("job", slot)
     until(lambda: fleet.lease_until("job", slot) > first + LEASE * 1000, "its heartbeats")
     assert fleet.lines("end") == []
