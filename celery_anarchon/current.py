@@ -14,7 +14,7 @@ from celery_anarchon.app import open_backend
 from celery_anarchon.backends.runs import RunBackend, RunHold, Start
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import AnarchonError
-from celery_anarchon.gate import HELD_KEY, QUEUE_TIMEOUT, read_ticket, start_of
+from celery_anarchon.gate import HELD_KEY, QUEUE_TIMEOUT, read_ticket
 from celery_anarchon.model import GRANTED
 from celery_anarchon.worker import side_of
 
@@ -84,9 +84,13 @@ def _watch_of(app: Celery, request: Any, header: dict[str, Any]) -> Any:
 def _question(request: Any, header: dict[str, Any], held: dict[str, Any]) -> Start | None:
     """What the gate asked in vain before this body was started all the same."""
     fields = {wire.HEADER: header, "retries": request.retries}
-    ticket = read_ticket(fields, header["ns"], held["lease"], QUEUE_TIMEOUT)
-    acks_late = bool(current_task.acks_late)
-    return start_of(ticket, held["token"], request.hostname, acks_late=acks_late) if ticket is not None else None
+    ticket = read_ticket(
+        *(fields, header["ns"], held["lease"], QUEUE_TIMEOUT),
+        token=held["token"],
+        worker=request.hostname,
+        acks_late=bool(current_task.acks_late),
+    )
+    return ticket.start if ticket is not None else None
 
 
 class _OfThisProcess:

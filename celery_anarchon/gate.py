@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 from celery_anarchon import wire
@@ -47,48 +48,60 @@ WHY = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, slots=True)
 class Ticket:
     """What a message says of the run it is of."""
 
-    job: str
-    slot: Millis
-    attempt: int
-    retries: int
-    terms: Terms
+    start: Start
+    """The question that its delivery asks."""
     on_unknown: OnUnknown
     followed: bool
     """The beat that sent it follows its runs."""
-    late: Millis | None
-    beat: str
 
     @property
     def name(self) -> str:
-        return f"{self.job} {time_text(self.slot)}"
+        return f"{self.start.job} {time_text(self.start.slot)}"
 
 
-def read_ticket(request_dict: dict[str, Any], namespace: str, lease: Millis, queue_timeout: Millis) -> Ticket | None:
+def read_ticket(
+    request_dict: dict[str, Any],
+    namespace: str,
+    lease: Millis,
+    queue_timeout: Millis,
+    *,
+    token: str = "",
+    worker: str = "",
+    acks_late: bool = False,
+) -> Ticket | None:
     """The ticket of a message of this namespace; None: it is none of ours. *lease* and *queue_timeout* are for messages
-    of beats that follow no runs.
+    of beats that follow no runs; *token*, *worker* and *acks_late* are of this delivery.
 
     :raises Exception: a header that no celery-anarchon wrote.
     """
     header = request_dict.get(wire.HEADER)
     if not isinstance(header, dict) or header.get("ns") != namespace:
         return None
-    late = header.get("late")
-    asked = header.get("lease"), header.get("queue_timeout"), header.get("max_attempts"), header.get("overlap", "allow")
-    return Ticket(
+    says = header.get
+    late = says("late")
+    start = Start(
         job=header["job"],
         slot=wire.parse_time(header["slot"]),
-        attempt=int(header.get("attempt", 1)),
+        attempt=int(says("attempt", 1)),
         retries=int(request_dict.get("retries") or 0),
-        terms=_terms(*asked, lease, queue_timeout),
-        on_unknown=OnUnknown(header.get("on_unknown", "repeat")),
-        followed="queue_timeout" in header,
+        token=token,
+        worker=worker,
+        terms=_terms(
+            *(says("lease"), says("queue_timeout"), says("max_attempts"), says("overlap", "allow")),
+            *(lease, queue_timeout),
+        ),
+        acks_late=acks_late,
         late=None if late is None else round(late * 1000),
-        beat=header.get("beat", ""),
+        beat=says("beat", ""),
     )
+    return Ticket(start, _on_unknown(says("on_unknown", "repeat")), "queue_timeout" in header)
+
+
+_on_unknown = lru_cache(OnUnknown)
 
 
 @lru_cache
@@ -109,30 +122,14 @@ def _terms(
     )
 
 
-def start_of(ticket: Ticket, token: str, worker: str, *, acks_late: bool) -> Start:
-    """The question that this delivery asks."""
-    return Start(
-        job=ticket.job,
-        slot=ticket.slot,
-        attempt=ticket.attempt,
-        retries=ticket.retries,
-        token=token,
-        worker=worker,
-        terms=ticket.terms,
-        acks_late=acks_late,
-        late=ticket.late,
-        beat=ticket.beat,
-    )
-
-
 @dataclass(eq=False)
 class Delivery:
     """One delivery at the gate."""
 
     request: Any
     ticket: Ticket
-    token: str
     since: float
+    """Monotonic: when it came."""
     asked: bool = False
     """A question was sent whose answer did not come: the start may have been granted."""
     asked_at: float = 0.0
@@ -182,6 +179,8 @@ class Gate:
         """By the identity of their requests: held for want of an answer, or until their run is free."""
         self._copies = Copies(settings.heartbeat / 1000, room)
         self._warned = False
+        self._token = f"{secrets.token_hex(8)}-"
+        self._deliveries = count()
 
     def __call__(self, request: Any) -> Any:
         if wire.HEADER not in request.request_dict:
@@ -192,14 +191,22 @@ class Gate:
             # A revoked or expired message has not asked, and needs not: the pool's own look drops it.
             if ticket is None or request.revoked():
                 return self._execute(request)
-            delivery = Delivery(request, ticket, secrets.token_hex(12), self._clock.monotonic())
+            delivery = Delivery(request, ticket, self._clock.monotonic())
         elif delivery.kept and is_of_lost_connection(request):
             return self._let_go(delivery)
         return self._admit(delivery)
 
     def _ticket(self, request: Any) -> Ticket | None:
         try:
-            return read_ticket(request.request_dict, self._namespace, self._settings.lease, QUEUE_TIMEOUT)
+            return read_ticket(
+                request.request_dict,
+                self._namespace,
+                self._settings.lease,
+                QUEUE_TIMEOUT,
+                token=f"{self._token}{next(self._deliveries):x}",
+                worker=self._label,
+                acks_late=bool(request.task.acks_late),
+            )
         except Exception:
             logger.exception("task %s has a header that cannot be read; it runs untracked", request.id)
             return None
@@ -211,7 +218,7 @@ class Gate:
             return self._hold(delivery)
         delivery.asked, delivery.asked_at = True, self._clock.monotonic()
         try:
-            result = self._keeper.ask(self._start_of(delivery))
+            result = self._keeper.ask(delivery.ticket.start)
         except AnarchonError as error:
             if self._store.failed(error):
                 logger.error("the store cannot be asked whether runs may start; they are held: %s", error)
@@ -225,14 +232,14 @@ class Gate:
 
     def _act(self, delivery: Delivery, result: StartResult) -> Any:
         ticket = delivery.ticket
-        if result.answer is GateAnswer.DUPLICATE and is_waited_for(delivery.request, ticket.terms):
+        if result.answer is GateAnswer.DUPLICATE and is_waited_for(delivery.request, ticket.start.terms):
             wait = self._copies.hold(delivery.request)
             if wait is not None:
                 return self._keep(delivery, wait, result.holder)
         self._copies.leave(delivery.request)
         if result.answer is GateAnswer.UNKNOWN and ticket.followed:
             logger.error("%s: lost claim: the store had no record of it (wiped, or rolled back?); it runs", ticket.name)
-            self._keeper.fanout.emit(ClaimForgotten(job=ticket.job, slot=ticket.slot))
+            self._keeper.fanout.emit(ClaimForgotten(job=ticket.start.job, slot=ticket.start.slot))
         if result.answer in GRANTED:
             return self._start(delivery, result.attempt)
         if result.answer is GateAnswer.TRIMMED and not ticket.followed:
@@ -243,32 +250,29 @@ class Gate:
         self._drop(delivery.request)
         return None
 
-    def _start_of(self, delivery: Delivery) -> Start:
-        acks_late = bool(delivery.request.task.acks_late)
-        return start_of(delivery.ticket, delivery.token, self._label, acks_late=acks_late)
-
     # --- yes ----------------------------------------------------------------------------------------------------------
 
     def _start(self, delivery: Delivery, attempt: int, unanswered: Start | None = None) -> Any:
         """*unanswered*: the question that the keeper is to ask until there is an answer."""
-        request, ticket = delivery.request, delivery.ticket
-        hold = RunHold(job=ticket.job, slot=ticket.slot, attempt=attempt, retries=ticket.retries, token=delivery.token)
-        until = delivery.asked_at + ticket.terms.lease / 1000
-        held = Held(hold, ticket.terms.lease, until, ticket.attempt, timeout=self._timeout(request))
+        request, start = delivery.request, delivery.ticket.start
+        terms, token = start.terms, start.token
+        hold = RunHold(job=start.job, slot=start.slot, attempt=attempt, retries=start.retries, token=token)
+        until = delivery.asked_at + terms.lease / 1000
+        held = Held(hold, terms.lease, until, start.attempt, timeout=self._timeout(request))
         if not self._enforces_timeout:
             # The pool calls the body in this very process, and says so right before.
             held.begun = False
-        header = dict(request.request_dict[wire.HEADER], attempt=attempt)
-        header[HELD_KEY] = {"token": hold.token, "lease": ticket.terms.lease, "retries": ticket.retries}
+        says: dict[str, Any] = {"token": token, "lease": terms.lease, "retries": start.retries}
         if unanswered is None:
-            header[HELD_KEY]["until"] = held.until
+            says["until"] = until
         else:
             # It has no lease that could end, and is not lost before the store says so.
             held.start, held.answered, held.until = unanswered, False, math.inf
-            held.followed = ticket.followed
+            held.followed = delivery.ticket.followed
         # The granted attempt goes with the run, into its retries too (protocol R1).
-        request.request_dict[wire.HEADER] = header
-        follow(request, held, ticket.terms, self._keeper)
+        request_dict = request.request_dict
+        request_dict[wire.HEADER] = {**request_dict[wire.HEADER], "attempt": attempt, HELD_KEY: says}
+        follow(request, held, terms, self._keeper)
         self._keeper.add(held)
         try:
             return self._execute(request)
@@ -276,7 +280,7 @@ class Gate:
             if held.begun:
                 broken_off(request, held, self._keeper, error)
             elif not held.ended:
-                self._take_back(delivery) if unanswered else self._keeper.give_back(hold, ticket.attempt)
+                self._take_back(delivery) if unanswered else self._keeper.give_back(hold, start.attempt)
             raise
 
     def _timeout(self, request: Any) -> float | None:
@@ -353,30 +357,22 @@ class Gate:
             )
             # From here on the keeper asks.
             delivery.asked = True
-            return self._start(delivery, ticket.attempt, self._start_of(delivery))
+            return self._start(delivery, ticket.start.attempt, ticket.start)
         logger.error("%s: the store could not be asked for %g s; dropped (on_unknown=skip)", ticket.name, waited)
         self._take_back(delivery)
-        self._keeper.unstarted(
-            Unstarted(
-                job=ticket.job,
-                slot=ticket.slot,
-                attempt=ticket.attempt,
-                retries=ticket.retries,
-                reason="store-unknown",
-            )
-        )
+        self._keeper.unstarted(_unstarted(ticket.start, "store-unknown"))
         self._drop(request)
         return None
 
     def _take_back(self, delivery: Delivery) -> None:
         """The question may have been answered yes without our hearing it: undo that, whatever attempt was granted."""
         if delivery.asked:
-            ticket = delivery.ticket
-            for attempt in (ticket.attempt, ticket.attempt + 1):
+            start = delivery.ticket.start
+            for attempt in (start.attempt, start.attempt + 1):
                 hold = RunHold(
-                    job=ticket.job, slot=ticket.slot, attempt=attempt, retries=ticket.retries, token=delivery.token
+                    job=start.job, slot=start.slot, attempt=attempt, retries=start.retries, token=start.token
                 )
-                self._keeper.give_back(hold, ticket.attempt)
+                self._keeper.give_back(hold, start.attempt)
 
     def stop(self) -> None:
         """The worker stops: what is held goes back to the broker with its connection, and its starts are undone."""
@@ -392,6 +388,8 @@ def _on(worker: str | None) -> str:
 def unstarted(request_dict: Any, namespace: str, reason: str) -> Unstarted | None:
     """What to tell of a message of ours that is gone before it came to the gate; None: it is none of ours."""
     ticket = read_ticket(request_dict, namespace, 0, 0)
-    if ticket is None:
-        return None
-    return Unstarted(job=ticket.job, slot=ticket.slot, attempt=ticket.attempt, retries=ticket.retries, reason=reason)
+    return None if ticket is None else _unstarted(ticket.start, reason)
+
+
+def _unstarted(start: Start, reason: str) -> Unstarted:
+    return Unstarted(job=start.job, slot=start.slot, attempt=start.attempt, retries=start.retries, reason=reason)

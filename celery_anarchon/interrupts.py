@@ -6,8 +6,8 @@ import importlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 STOPS_BEAT = (signal.SIGTERM, signal.SIGINT)
@@ -19,38 +19,51 @@ HEARD_WITHIN = 0.5
 _calls: Any = importlib.import_module("_signal") if "_signal" in sys.builtin_module_names else signal
 
 
-@contextmanager
-def held_back(numbers: Sequence[signal.Signals] = STOPS_BEAT) -> Iterator[list[int]]:
+class held_back:
     """Within: the signals that came are only listed. Afterwards they are raised again, each kind once.
 
     Celery's handler in a beat closes the scheduler and raises SystemExit at whatever line it finds: in mid-claim that
     would leave a won slot to its lease. That of a worker sleeps there, for as long as a soft shutdown lasts. Outside
     the main thread there is nothing to hold back: signals never arrive there.
     """
-    came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
 
-    def note(number: int, _frame: Any) -> None:
-        came.append(number)
+    # No generator, and so is what else a worker goes through before each run: its main process has no time to spare.
+    __slots__ = ("_came", "_handlers", "_note", "_numbers")
 
-    handlers: dict[signal.Signals, Any] = {}
-    for number in numbers:
-        handler = _calls.getsignal(number)
-        # SIG_DFL (None: set by C code) would end the process at once; nobody asked for an orderly stop then.
-        if callable(handler):
-            handlers[number] = handler
-            _calls.signal(number, note)
-    try:
-        yield came
-    finally:
-        for number, handler in handlers.items():
+    def __init__(self, numbers: Sequence[signal.Signals] = STOPS_BEAT) -> None:
+        self._numbers = numbers
+
+    def __enter__(self) -> list[int]:
+        self._came: list[int] = []
+        self._handlers: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            came = self._came
+
+            def note(number: int, _frame: Any) -> None:
+                came.append(number)
+
+            self._note = note
+            try:
+                for number in self._numbers:
+                    handler = _calls.getsignal(number)
+                    # SIG_DFL (None: set by C code) would end the process at once; nobody asked for an orderly stop.
+                    if callable(handler):
+                        self._handlers[number] = handler
+                        _calls.signal(number, note)
+            except BaseException:
+                # One that was still to be replaced has run, and raised.
+                self.__exit__()
+                raise
+        return self._came
+
+    def __exit__(self, *_: object) -> None:
+        note = self._note if self._handlers else None
+        for number, handler in self._handlers.items():
             now = _calls.signal(number, handler)
             if now is not note:
                 # A handler that ran meanwhile has set another: Celery's do, for the next step of a shutdown.
                 _calls.signal(number, now)
-        for came_in in dict.fromkeys(came):
+        for came_in in dict.fromkeys(self._came):
             signal.raise_signal(came_in)
 
 
@@ -60,18 +73,32 @@ class _Lock(Protocol):
     def release(self) -> None: ...
 
 
-@contextmanager
-def undisturbed(lock: _Lock) -> Iterator[None]:
+class undisturbed:
     """With *lock*, and no handler of a worker's stop runs before it is released. While it is waited for they do run:
     whoever has it may have it for long."""
-    while True:
-        with held_back(STOPS_WORKER):
-            if lock.acquire(timeout=HEARD_WITHIN):
-                try:
-                    yield
-                finally:
-                    lock.release()
-                return
+
+    __slots__ = ("_guard", "_lock")
+
+    def __init__(self, lock: _Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        while True:
+            self._guard = guard = held_back(STOPS_WORKER)
+            guard.__enter__()
+            try:
+                if self._lock.acquire(timeout=HEARD_WITHIN):
+                    return
+            except BaseException:
+                guard.__exit__()
+                raise
+            guard.__exit__()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._lock.release()
+        finally:
+            self._guard.__exit__()
 
 
 class Bell:

@@ -359,6 +359,8 @@ class Keeper:
                     self._tell_of_ends(some, answers)
 
     def _tell_of_ends(self, ends: Sequence[Settlement], answers: Sequence[bool]) -> None:
+        if not self.fanout.is_heard(Settled):
+            return
         for end, taken in zip(ends, answers, strict=True):
             if taken:
                 self.fanout.emit(
@@ -367,6 +369,8 @@ class Keeper:
 
     @staticmethod
     def _note_refused(ends: Sequence[RunHold], answers: Sequence[bool]) -> None:
+        if all(answers):
+            return
         for end, taken in zip(ends, answers, strict=True):
             if not taken:
                 logger.warning(

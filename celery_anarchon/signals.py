@@ -47,11 +47,15 @@ claim_lost = Signal(name="claim_lost")
 a claim that was never answered may have been applied. ``job``, ``slot``, ``run_id``, ``reason``."""
 
 
+_OF_EACH_RUN: dict[type[events.Event], Any] = {events.Sent: run_dispatched, events.Settled: run_settled}
+
+
 def wants(kind: type[events.Event]) -> bool:
-    """Whether there is a signal of events of that kind; of those of each slot, which are many, whether it has a
-    receiver."""
-    if kind is events.Sent:
-        return bool(run_dispatched.receivers)
+    """Whether there is a signal of events of that kind; of those of each slot and each run, which are many,
+    whether it has a receiver."""
+    signal = _OF_EACH_RUN.get(kind)
+    if signal is not None:
+        return bool(signal.receivers)
     return kind not in (events.Sending, events.Claimed)
 
 

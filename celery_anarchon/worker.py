@@ -24,7 +24,7 @@ from celery_anarchon.events import Fanout
 from celery_anarchon.gate import Gate, unstarted
 from celery_anarchon.keeper import Keeper
 from celery_anarchon.options import scheduler_settings
-from celery_anarchon.signals import teller
+from celery_anarchon.signals import teller, wants
 
 logger = logging.getLogger("celery_anarchon.worker")
 
@@ -39,13 +39,15 @@ class WorkerSide:
         name = app_name(app)
         self.pid = os.getpid()
         self.namespace = backend.namespace
+        fanout = Fanout()
+        fanout.add(teller(app, backend.namespace), wants)
         queues = tuple(sorted(app.amqp.queues.consume_from))
         self.keeper = Keeper(
             backend,
             heartbeat=settings.heartbeat,
             presence=Worker(owner=secrets.token_hex(16), label=worker.hostname, version=__version__, queues=queues),
             opened=lambda: backend.open(name),
-            fanout=Fanout(teller(app, backend.namespace)),
+            fanout=fanout,
         )
         self.gate = Gate(
             keeper=self.keeper,

@@ -166,7 +166,7 @@ def lost_replies(fleet: Beats, line: Proxy, rounds: int) -> int:
     until(fleet.count, "a message")
     for number in range(rounds):
         for name in ("claim", "confirm"):
-            digest = script(name).digest.encode()
+            digest = script(name).digest
             line.may_lose = lambda asked, reply, digest=digest: digest in asked and b"NOSCRIPT" not in reply
             before = line.lost
             line.losing = True

@@ -6,7 +6,7 @@ shard, and all calls for a node go in one round trip.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, TypeVar
 
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
@@ -18,6 +18,7 @@ ROWS_AT_ONCE = 1_000
 
 _Item = TypeVar("_Item")
 _Row = TypeVar("_Row")
+_Rows = TypeVar("_Rows", bound=Sized)
 
 
 class RedisBatches(RedisStore):
@@ -103,7 +104,7 @@ class RedisBatches(RedisStore):
             answers.update(zip(numbers, self._rows(name, rows_of(reply), len(numbers), reply), strict=True))
         return [answers[number] for number in range(len(items))]
 
-    def _rows(self, name: str, rows: list[_Row], wanted: int, reply: Any) -> list[_Row]:
+    def _rows(self, name: str, rows: _Rows, wanted: int, reply: Any) -> _Rows:
         if len(rows) != wanted:
             raise OutcomeUnknown(f"{self.describe()}: {name} was answered {str(reply)[:200]}")
         return rows

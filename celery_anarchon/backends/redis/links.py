@@ -12,8 +12,9 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
+from types import BuiltinFunctionType
 from typing import Any
 
 from celery_anarchon.backends.redis.address import Address, Host
@@ -30,17 +31,20 @@ CALL_TIMEOUT = 5.0
 _LOOK_AFTER = 15.0
 """A connection that was idle for so many seconds is tried before a call is trusted to it."""
 
+_Idle = tuple[Any, Callable[[], Any], float]
+"""A connection, its look, and the monotonic time when it was last taken."""
 
-def _has_news(link: Any) -> bool:
-    """Whether there is something to read, the end of the connection included. The driver's own look is three system
-    calls and more, for each run of a worker under load."""
+
+def _look_of(link: Any) -> Callable[[], Any]:
+    """Tells whether there is something to read on *link*, the end of the connection included. The driver's own look is
+    three system calls and more, for each run of a worker under load."""
     sock = getattr(link, "_sock", None)
-    if type(sock) is not socket.socket or not hasattr(select, "poll"):
-        # Of an encrypted connection only the driver knows what is for us.
-        return bool(link.can_read(0))
+    if type(sock) is not socket.socket or not isinstance(getattr(select, "poll", None), BuiltinFunctionType):
+        # Of an encrypted connection only the driver knows what is for us; and greenlets wait in their own way.
+        return partial(link.can_read, 0)
     look = select.poll()
     look.register(sock, select.POLLIN)
-    return bool(look.poll(0))
+    return partial(look.poll, 0)
 
 
 class Links:
@@ -50,49 +54,47 @@ class Links:
         self._connect = connect
         self._alive = alive
         self._clock = SystemClock()
-        self._idle: deque[tuple[Any, float]] = deque()
+        self._idle: deque[_Idle] = deque()
         self._inherited: list[Any] = []
         self._pid = os.getpid()
         self.closed = False
 
-    @contextmanager
-    def use(self) -> Iterator[Any]:
+    def use(self) -> Lent:
+        """A connection for one call; an error within closes it."""
+        return Lent(self)
+
+    def take(self) -> _Idle:
+        """One that is not used: with its look, and the monotonic time."""
         if self._pid != os.getpid():
             # Closing what the parent still uses would disturb it, and so would the garbage collector: keep it, unused.
             self._inherited.extend(self._idle)
             self._idle.clear()
             self._pid = os.getpid()
-        link = self._take()
-        try:
-            yield link
-        except BaseException:
-            # Replies may be under way that nobody reads.
-            disconnect(link)
-            raise
-        self._idle.append((link, self._clock.monotonic()))
-        if self.closed:
-            self.drop()
-
-    def _take(self) -> Any:
+        now = self._clock.monotonic()
         while True:
             try:
-                link, since = self._idle.pop()
+                link, news, since = self._idle.pop()
             except IndexError:
-                return self._connect()
+                link = self._connect()
+                return link, _look_of(link), now
             try:
-                idle = self._clock.monotonic() - since
                 # Readable though nothing was asked: the server has closed it. A call would be lost on it.
-                usable = not _has_news(link) and (idle < _LOOK_AFTER or self._alive(link))
+                usable = not news() and (now - since < _LOOK_AFTER or self._alive(link))
             except Exception:
                 usable = False
             if usable:
-                return link
+                return link, news, now
             disconnect(link)
+
+    def put_back(self, idle: _Idle) -> None:
+        self._idle.append(idle)
+        if self.closed:
+            self.drop()
 
     def drop(self) -> None:
         while True:
             try:
-                link, _ = self._idle.pop()
+                link, _, _ = self._idle.pop()
             except IndexError:
                 return
             disconnect(link)
@@ -101,6 +103,26 @@ class Links:
         self.closed = True
         if self._pid == os.getpid():
             self.drop()
+
+
+class Lent:
+    """A connection for the time of a ``with``. Not a generator: a worker asks before each run."""
+
+    __slots__ = ("_idle", "_links")
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    def __enter__(self) -> Any:
+        self._idle = self._links.take()
+        return self._idle[0]
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._links.put_back(self._idle)
+        else:
+            # Replies may be under way that nobody reads.
+            disconnect(self._idle[0])
 
 
 class Opener:

@@ -10,10 +10,11 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE, RedisBatches
-from celery_anarchon.backends.redis.records import known, optional, read_optional, runs, terms_json
-from celery_anarchon.backends.redis.scripts import Argument, script
+from celery_anarchon.backends.redis.records import known, optional, runs, terms_json
+from celery_anarchon.backends.redis.scripts import Argument, Call, script
 from celery_anarchon.backends.redis.store import decoded, encoded
 from celery_anarchon.backends.runs import (
     WITHOUT_TERMS,
@@ -35,6 +36,12 @@ from celery_anarchon.backends.runs import (
 from celery_anarchon.errors import OutcomeUnknown
 from celery_anarchon.model import UNSETTLED, GateAnswer, Millis, Run
 
+RECORDED = ord("1")
+"""Of an end, in the reply of the gate's script."""
+
+kept = lru_cache(maxsize=1024)(encoded)
+"""For words that come again and again."""
+
 
 class RedisRuns(RedisBatches, RunBackend):
     """The half of :class:`~celery_anarchon.backends.redis.lease.RedisLease` that workers use."""
@@ -42,9 +49,7 @@ class RedisRuns(RedisBatches, RunBackend):
     # --- the gate -----------------------------------------------------------------------------------------------------
 
     def start(self, starts: Sequence[Start]) -> list[StartResult]:
-        replies = self._asked("start", starts, _question, before=(0,))
-        where = self.describe()
-        return [_start_result(reply, where) for (reply,) in replies]
+        return self._in_calls("start", starts, lambda some: self._start_call((), some), self._start_results, wait=True)
 
     def tells_along(self) -> bool:
         return not self._source.sharded
@@ -55,17 +60,35 @@ class RedisRuns(RedisBatches, RunBackend):
         if not self.tells_along() or max(len(settlements), len(starts)) > ROWS_AT_ONCE:
             return super().settle_and_start(settlements, starts)
         check_ends_of_a_body(settlements)
-        rows = [(one, _end(one)) for one in settlements] + [(one, _question(one)) for one in starts]
+        (reply,) = self._reply([self._start_call(settlements, starts)], writes=True, wait=True)
+        ended = len(settlements)
+        ends = self._rows("start", reply[:ended] if isinstance(reply, bytes) else b"", ended, reply)
+        results = self._rows("start", self._start_results(reply, ended), len(starts), reply)
+        return [end == RECORDED for end in ends], results
+
+    def _start_call(self, settlements: Sequence[Settlement], starts: Sequence[Start]) -> Call:
         keys: list[bytes] = []
-        args: list[Argument] = [len(settlements)]
-        for one, said in rows:
-            job = encoded(one.job)
-            keys += self._keys.of(job)
-            args += (job, one.slot, *said)
-        (reply,) = self._reply([script("start")(keys, args)], writes=True, wait=True)
-        found = self._rows("start", reply if isinstance(reply, list) else [], len(rows), reply)
-        where, ended = self.describe(), len(settlements)
-        return [done == 1 for done in found[:ended]], [_start_result(answer, where) for answer in found[ended:]]
+        args: list[Argument] = [b"%d" % len(settlements)]
+        for end in settlements:
+            job, its_keys = self._keys.named(end.job)
+            keys += its_keys
+            args += (job, b"%d" % end.slot, *_end(end))
+        for start in starts:
+            job, its_keys = self._keys.named(start.job)
+            keys += its_keys
+            args += (job, b"%d" % start.slot, *_question(start))
+        return script("start")(keys, args)
+
+    def _start_results(self, reply: Any, ended: int = 0) -> list[StartResult]:
+        """What it says behind the ends."""
+        if not isinstance(reply, bytes):
+            return []
+        words = reply[ended:].split()
+        try:
+            return [_start_result(*words[at : at + 3]) for at in range(0, len(words), 3)]
+        except (TypeError, ValueError) as error:
+            # Neither yes nor no may be read into it.
+            raise OutcomeUnknown(f"{self.describe()}: the answer was {reply!r}") from error
 
     # --- what its holder says -----------------------------------------------------------------------------------------
 
@@ -143,29 +166,34 @@ class RedisRuns(RedisBatches, RunBackend):
         return bool(self._reply([script("had_workers")([self._keys.workers_since], [])], writes=False)[0])
 
 
-def _question(one: Start) -> tuple[Argument, ...]:
+def _question(one: Start) -> tuple[bytes, ...]:
     return (
-        *(one.attempt, one.retries, encoded(one.token), encoded(one.worker), terms_json(one.terms)),
-        *(int(one.acks_late), "" if one.late is None else one.late, encoded(one.beat)),
+        b"%d" % one.attempt,
+        b"%d" % one.retries,
+        encoded(one.token),
+        kept(one.worker),
+        kept(terms_json(one.terms)),
+        b"1" if one.acks_late else b"0",
+        b"" if one.late is None else b"%d" % one.late,
+        kept(one.beat),
     )
 
 
-def _end(one: Settlement) -> tuple[Argument, ...]:
-    return (*_fence(one), str(one.state), optional(one.reason))
-
-
-def _start_result(reply: Any, where: str) -> StartResult:
-    try:
-        word, attempt, holder = reply.split(b" ", 2)
-        return StartResult(_answer(word), int(attempt), read_optional(holder))
-    except (AttributeError, ValueError) as error:
-        # Neither yes nor no may be read into it.
-        raise OutcomeUnknown(f"{where}: the answer was {reply!r}") from error
+def _end(one: Settlement) -> tuple[bytes, ...]:
+    return (
+        b"%d" % one.attempt,
+        b"%d" % one.retries,
+        encoded(one.token),
+        kept(one.state),
+        optional(one.reason),
+    )
 
 
 @lru_cache
-def _answer(word: bytes) -> GateAnswer:
-    return GateAnswer(word.decode())
+def _start_result(answer: bytes, attempt: bytes, holder: bytes) -> StartResult:
+    """Kept: nearly all are alike."""
+    where = decoded(unquote_to_bytes(holder[1:])) if holder[:1] == b"=" else None
+    return StartResult(GateAnswer(answer.decode()), int(attempt), where)
 
 
 def _fence(hold: RunHold) -> tuple[Argument, ...]:

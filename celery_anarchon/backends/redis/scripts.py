@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 
 Argument = bytes | str | int
+"""What is bytes already is sent as it is; of the others each costs a step."""
 
 _SENDING = frozenset({"claim", "takeover", "write"})
 """The scripts that write messages: ``sending.lua`` stands before them, too."""
@@ -20,13 +21,13 @@ class Script:
 
     name: str
     source: bytes
-    digest: str
+    digest: bytes
 
     def __call__(self, keys: Sequence[bytes], args: Sequence[Argument]) -> Call:
         return Call(self, keys, args)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Call:
     """A script with its keys and arguments. In a cluster all keys carry one tag."""
 
@@ -35,11 +36,12 @@ class Call:
     args: Sequence[Argument]
 
     def by_digest(self) -> tuple[Argument, ...]:
-        return "EVALSHA", self.script.digest, len(self.keys), *self.keys, *self.args
+        keys = self.keys
+        return b"EVALSHA", self.script.digest, b"%d" % len(keys), *keys, *self.args
 
     def by_source(self) -> tuple[Argument, ...]:
         """As a server wants it that has not seen the script since it was started. It then knows the digest."""
-        return "EVAL", self.script.source, len(self.keys), *self.keys, *self.args
+        return b"EVAL", self.script.source, len(self.keys), *self.keys, *self.args
 
 
 @cache
@@ -51,4 +53,4 @@ def script(name: str) -> Script:
     files = ("common", "sending", file) if name in _SENDING else ("common", file)
     source = b"".join((folder / f"{one}.lua").read_bytes() for one in files)
     # SHA-1 is the server's choice; it guards nothing.
-    return Script(name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
+    return Script(name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())

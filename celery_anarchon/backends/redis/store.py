@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from celery_anarchon import wire
@@ -46,6 +47,9 @@ class Keys:
         # The first brace of a key must be the tag's. One to one, so two prefixes never meet.
         plain = prefix.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
         self._start = encoded(plain)
+        self.named = lru_cache(maxsize=1024)(self._named)
+        """The job's name in bytes, and what :meth:`of` says of it: kept, for a worker needs both at each start and at
+        each end."""
 
     def shard(self, job: bytes) -> int:
         return zlib.crc32(job) % SHARDS
@@ -83,6 +87,10 @@ class Keys:
         shard = self.shard(job)
         leases, free = self.of_shard(shard)
         return (leases, *self.of_job(shard, job), free)
+
+    def _named(self, job: str) -> tuple[bytes, tuple[bytes, ...]]:
+        name = encoded(job)
+        return name, self.of(name)
 
     def of_job(self, shard: int, job: bytes) -> tuple[bytes, bytes, bytes]:
         """Its records, its slots, its living ones. *shard* is its own."""

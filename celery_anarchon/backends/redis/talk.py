@@ -66,7 +66,16 @@ def _read(link: Any, driver: Driver, count: int) -> list[Any]:
 def _packed(command: Sequence[Argument]) -> bytes:
     """As the protocol wants it. The driver's own way costs more than all else of a large batch: it asks of each word
     what it is in five steps, and sends in pieces of some words each."""
-    words = [word if isinstance(word, bytes) else str(word).encode() for word in command]
+    try:
+        return _joined(command)
+    except TypeError:
+        return _joined([word if isinstance(word, bytes) else str(word).encode() for word in command])
+
+
+def _joined(words: Sequence[Any]) -> bytes:
+    """
+    :raises TypeError: not all of them are bytes.
+    """
     lengths_and_words = chain.from_iterable(zip(map(len, words), words, strict=True))
     return (b"*%d\r\n" + b"$%d\r\n%b\r\n" * len(words)) % (len(words), *lengths_and_words)
 
@@ -87,13 +96,20 @@ def ask(link: Any, driver: Driver, where: str, *command: Argument) -> Any:
 
 def send(link: Any, calls: Sequence[Call], wait: Wait | None) -> None:
     """Ask; :func:`replies_to` has the answers."""
-    commands = [*(call.by_digest() for call in calls), *_fence(calls, wait)]
+    commands: list[Sequence[Argument]] = [call.by_digest() for call in calls]
+    if wait is not None:
+        commands += _fence(calls, wait)
     link.send_packed_command([b"".join(map(_packed, commands))])
 
 
 def replies_to(link: Any, driver: Driver, calls: Sequence[Call], wait: Wait | None) -> tuple[list[Any], int | None]:
     """The replies to *calls* that were sent, and how many replicas have them."""
-    replies = _read(link, driver, len(calls) + len(_fence(calls, wait)))
+    replies = _read(link, driver, len(calls) if wait is None else len(calls) + len(_fence(calls, wait)))
+    for reply in replies:
+        if isinstance(reply, Exception):
+            break
+    else:
+        return replies[: len(calls)], None if wait is None else replies[-1]
     unknown = [
         number
         for number, reply in enumerate(replies[: len(calls)])

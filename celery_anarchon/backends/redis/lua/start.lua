@@ -1,10 +1,11 @@
 -- Some bodies have ended; and then: may these deliveries execute theirs? The order of the questions is the contract's.
 -- KEYS, for each that has ended, and then for each that asks: see common.
--- ARGV: how many have ended; for each of those: see body_ended; for each that asks: job, slot, attempt and retries of the message, token, worker, terms (JSON), '1': acknowledges late,
---   late (empty: not known), beat.
--- Reply, for each that has ended: 1 so recorded, 0 refused; for each that asks: a text of answer, attempt, who holds it (optional), spaces between them.
+-- ARGV: how many have ended; for each of those: see body_ended; for each that asks: job, slot, attempt and retries of
+--   the message, token, worker, terms (JSON), '1': acknowledges late, late (empty: not known), beat.
+-- Reply: one text, for a list is read word by word. For each that has ended '1' so recorded, '0' refused; then for each
+--   that asks answer, attempt, who holds it (optional; what may be misread as %XX), a space before each of the three.
 local now = clock()
-local replies = {}
+local told, answers = {}, {}
 
 local function judge(run, attempt, retries, token)
   local running = run.state == 'running'
@@ -90,9 +91,13 @@ local function start(row, attempt, retries, token, worker, given)
   return answer, run.attempt, answer == 'duplicate' and run.worker
 end
 
+local function plain(text)
+  return (string.gsub(text, '[^%w._-]', function(char) return string.format('%%%02X', string.byte(char)) end))
+end
+
 local ended = tonumber(ARGV[1])
 for i = 0, ended - 1 do
-  replies[i + 1] = body_ended(i, 7 * i + 2, now)
+  told[i + 1] = body_ended(i, 7 * i + 2, now)
 end
 for i = ended, #KEYS / 5 - 1 do
   local a = 7 * ended + 10 * (i - ended) + 1
@@ -102,6 +107,6 @@ for i = ended, #KEYS / 5 - 1 do
   }
   local answer, attempt, holder = start(
     row, tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4]), ARGV[a + 5], ARGV[a + 6], given)
-  replies[i + 1] = answer .. ' ' .. attempt .. ' ' .. (holder and '=' .. holder or '-')
+  answers[i - ended + 1] = ' ' .. answer .. ' ' .. attempt .. ' ' .. (holder and '=' .. plain(holder) or '-')
 end
-return replies
+return table.concat(told) .. table.concat(answers)
