@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -26,9 +27,6 @@ class held_back:
     would leave a won slot to its lease. That of a worker sleeps there, for as long as a soft shutdown lasts. Outside
     the main thread there is nothing to hold back: signals never arrive there.
     """
-
-    # No generator, and so is what else a worker goes through before each run: its main process has no time to spare.
-    __slots__ = ("_came", "_handlers", "_note", "_numbers")
 
     def __init__(self, numbers: Sequence[signal.Signals] = STOPS_BEAT) -> None:
         self._numbers = numbers
@@ -67,38 +65,94 @@ class held_back:
             signal.raise_signal(came_in)
 
 
+class _Ear:
+    """Stands before the handler of a signal for good."""
+
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if _stops.holding:
+            _stops.came.append(number)
+        else:
+            self._handler(number, frame)
+
+
+class _Stops:
+    """As :class:`held_back`, for what comes with each task: a worker's main process has no time to spare. So handlers
+    are not exchanged each time, but stay behind an ear. Another handler that was set meanwhile is found the next time.
+    """
+
+    def __init__(self) -> None:
+        self.holding = 0
+        """How many hold them back. Greenlets may be several."""
+        self.came: list[int] = []
+        self._ears: dict[signal.Signals, Any] = {}
+
+    def hold(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            ears = self._ears
+            for number in STOPS_WORKER:
+                if _calls.getsignal(number) is not ears.get(number):
+                    self._listen(number)
+            self.holding += 1
+
+    def let_go(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.holding -= 1
+            if self.came and not self.holding:
+                came, self.came = dict.fromkeys(self.came), []
+                for number in came:
+                    signal.raise_signal(number)
+
+    def _listen(self, number: signal.Signals) -> None:
+        handler = _calls.getsignal(number)
+        # As above. And an ear that somebody had put aside hears as well as a new one.
+        if callable(handler):
+            self._ears[number] = ear = handler if isinstance(handler, _Ear) else _Ear(handler)
+            if ear is not handler:
+                _calls.signal(number, ear)
+
+    def forget(self) -> None:
+        """In a child that was forked in the middle of a question, which goes on in its parent."""
+        self.holding, self.came = 0, []
+
+
+_stops = _Stops()
+"""Of this process, as the handlers are."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stops.forget)
+
+
 class _Lock(Protocol):
     def acquire(self, *, timeout: float) -> bool: ...
 
     def release(self) -> None: ...
 
 
-class undisturbed:
+class Undisturbed:
     """With *lock*, and no handler of a worker's stop runs before it is released. While it is waited for they do run:
     whoever has it may have it for long."""
-
-    __slots__ = ("_guard", "_lock")
 
     def __init__(self, lock: _Lock) -> None:
         self._lock = lock
 
     def __enter__(self) -> None:
         while True:
-            self._guard = guard = held_back(STOPS_WORKER)
-            guard.__enter__()
+            _stops.hold()
             try:
                 if self._lock.acquire(timeout=HEARD_WITHIN):
                     return
             except BaseException:
-                guard.__exit__()
+                _stops.let_go()
                 raise
-            guard.__exit__()
+            _stops.let_go()
 
     def __exit__(self, *_: object) -> None:
         try:
             self._lock.release()
         finally:
-            self._guard.__exit__()
+            _stops.let_go()
 
 
 class Bell:

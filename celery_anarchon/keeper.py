@@ -33,7 +33,7 @@ from celery_anarchon.errors import AnarchonError
 from celery_anarchon.events import Fanout, HoldLost, Settled
 from celery_anarchon.forks import ForkLock
 from celery_anarchon.held import End, Held, Told
-from celery_anarchon.interrupts import Bell, undisturbed
+from celery_anarchon.interrupts import Bell, Undisturbed
 from celery_anarchon.model import GRANTED, GateAnswer, Millis, RunState
 from celery_anarchon.outage import Outage
 from celery_anarchon.wire import time_text
@@ -85,6 +85,7 @@ class Keeper:
         its thread in here, and makes the pool tell of ends."""
         self._io = ForkLock()
         """One call to the store at a time: a backend is one client. Forks wait for it."""
+        self._undisturbed = Undisturbed(self._io)
         self._wake = Bell()
         self._gathered = threading.Event()
         """Set by the stop only: nothing is waited for any more."""
@@ -107,7 +108,7 @@ class Keeper:
 
         :raises AnarchonError: the store did not answer; nothing is known.
         """
-        with undisturbed(self._io):
+        with self._undisturbed:
             self._ready()
             ends = self._ends_to_tell_along()
             if not ends:
@@ -118,11 +119,12 @@ class Keeper:
 
     def _ends_to_tell_along(self) -> list[Settlement]:
         """With the next question, where that costs no further wait. Not past what has to go before them."""
-        if not self._told.ends or self._outage.away or not self._backend.tells_along():
+        told = self._told
+        if not told.ends or self._outage.away or not self._backend.tells_along():
             # What could not be told just now must not keep a question from its answer.
             return []
         with self._lock:
-            return [] if self._told.backs else self._told.ends[:ROWS_A_CALL]
+            return [] if told.backs else told.ends[:ROWS_A_CALL]
 
     def _ends_were_told(self, ends: list[Settlement], answers: Sequence[bool]) -> None:
         with self._lock:

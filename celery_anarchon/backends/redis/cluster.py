@@ -41,7 +41,7 @@ class OwnCluster(Source):
             for host, numbers in self._by_host(calls, open_calls, bool(replies) and writes).items():
                 try:
                     with self._links(host).use() as link:
-                        some = self._perform_on(link, [calls[number] for number in numbers], writes=writes, wait=wait)
+                        some = self._perform_on(link, [calls[number] for number in numbers], writes, wait)
                 except BackendUnavailable as error:
                     self._ranges = []
                     if writes and replies:

@@ -83,7 +83,7 @@ class HandedCluster(Source):
                     by_node.setdefault(node.name, (node, []))[1].append(number)
                 for node, numbers in by_node.values():
                     with _borrowed(self._client.get_redis_connection(node), self._driver, self.where) as link:
-                        some = self._perform_on(link, [calls[number] for number in numbers], writes=writes, wait=wait)
+                        some = self._perform_on(link, [calls[number] for number in numbers], writes, wait)
                     moved += self._sort(numbers, some, replies, writes=writes)
             except (BackendUnavailable, OutcomeUnknown) as error:
                 self._look_again()

@@ -114,8 +114,8 @@ class Lent:
         self._links = links
 
     def __enter__(self) -> Any:
-        self._idle = self._links.take()
-        return self._idle[0]
+        self._idle = idle = self._links.take()
+        return idle[0]
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:

@@ -57,13 +57,15 @@ class RedisRuns(RedisBatches, RunBackend):
     def settle_and_start(
         self, settlements: Sequence[Settlement], starts: Sequence[Start]
     ) -> tuple[list[bool], list[StartResult]]:
-        if not self.tells_along() or max(len(settlements), len(starts)) > ROWS_AT_ONCE:
+        ended = len(settlements)
+        if self._source.sharded or ended + len(starts) > ROWS_AT_ONCE:
             return super().settle_and_start(settlements, starts)
         check_ends_of_a_body(settlements)
         (reply,) = self._reply([self._start_call(settlements, starts)], writes=True, wait=True)
-        ended = len(settlements)
-        ends = self._rows("start", reply[:ended] if isinstance(reply, bytes) else b"", ended, reply)
-        results = self._rows("start", self._start_results(reply, ended), len(starts), reply)
+        results = self._start_results(reply, ended)
+        ends = reply[:ended] if isinstance(reply, bytes) else b""
+        if len(results) != len(starts) or len(ends) != ended or ends.strip(b"01"):
+            raise OutcomeUnknown(f"{self.describe()}: start was answered {str(reply)[:200]}")
         return [end == RECORDED for end in ends], results
 
     def _start_call(self, settlements: Sequence[Settlement], starts: Sequence[Start]) -> Call:
@@ -85,6 +87,9 @@ class RedisRuns(RedisBatches, RunBackend):
             return []
         words = reply[ended:].split()
         try:
+            if len(words) == 3:
+                # What a worker asks before each run.
+                return [_start_result(*words)]
             return [_start_result(*words[at : at + 3]) for at in range(0, len(words), 3)]
         except (TypeError, ValueError) as error:
             # Neither yes nor no may be read into it.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from celery_anarchon.backends.redis.address import Address, Host
 from celery_anarchon.backends.redis.links import Links, Opener
 from celery_anarchon.backends.redis.replies import Unusable
-from celery_anarchon.backends.redis.scripts import Call
 from celery_anarchon.backends.redis.source import OneServer
 from celery_anarchon.backends.redis.talk import Driver, Wait, ask, disconnect
-from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
+from celery_anarchon.errors import BackendUnavailable
 
 __all__ = ["Own"]
 
@@ -30,13 +28,9 @@ class Own(OneServer):
     def _use(self) -> AbstractContextManager[Any]:
         return self._links.use()
 
-    def _settled(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> list[Any]:
-        try:
-            return super()._settled(link, calls, writes=writes, wait=wait)
-        except (BackendUnavailable, OutcomeUnknown):
-            # Perhaps it is not the master any more, or reads its data: ask for the way anew.
-            self._links.drop()
-            raise
+    def _doubt(self) -> None:
+        # Perhaps it is not the master any more, or reads its data: ask for the way anew.
+        self._links.drop()
 
     def close(self) -> None:
         self._links.close()

@@ -62,23 +62,19 @@ class Source(abc.ABC):
     def reopen(self) -> None:  # noqa: B027 - what was handed over was never closed
         """It is wanted again after a close."""
 
-    def _perform_on(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> list[Any]:
-        """The replies of one server; an error among them stands in its place."""
-        self._send_on(link, calls, writes=writes, wait=wait)
-        return self._replies_on(link, calls, writes=writes, wait=wait)
-
-    def _send_on(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> None:
+    def _perform_on(
+        self, link: Any, calls: Sequence[Call], writes: bool, wait: Wait | None, sent: bool = False
+    ) -> list[Any]:
+        """The replies of one server; an error among them stands in its place. *sent*: they were asked already."""
+        if not writes:
+            wait = None
         try:
-            send(link, calls, wait if writes else None)
+            if not sent:
+                send(link, calls, wait)
+            replies, acknowledged = replies_to(link, self._driver, calls, wait)
         except self._driver.failures as error:
             raise self._lost(error, writes=writes) from error
-
-    def _replies_on(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> list[Any]:
-        try:
-            replies, acknowledged = replies_to(link, self._driver, calls, wait if writes else None)
-        except self._driver.failures as error:
-            raise self._lost(error, writes=writes) from error
-        if wait is not None and writes and not all(isinstance(reply, Exception) for reply in replies):
+        if wait is not None and not all(isinstance(reply, Exception) for reply in replies):
             # Of what was refused there is nothing that a replica could have, and who refused it may be one itself.
             self._check_wait(acknowledged, wait)
         return replies
@@ -99,9 +95,12 @@ class Source(abc.ABC):
 
     def _settle(self, replies: Sequence[Any], *, writes: bool, applied: bool = False) -> None:
         """Raise for the first reply that is an error. *applied*: other servers have applied their part."""
-        bad = [reply for reply in replies if isinstance(reply, Exception)]
-        if not bad:
+        for reply in replies:
+            if isinstance(reply, Exception):
+                break
+        else:
             return
+        bad = [reply for reply in replies if isinstance(reply, Exception)]
         meant = refusal(self.where, bad[0])
         if not writes and isinstance(meant, OutcomeUnknown):
             meant = BackendUnavailable(str(meant))
@@ -139,25 +138,36 @@ class OneServer(Source):
 
     def perform(self, calls: Sequence[Call], *, writes: bool, wait: Wait | None = None) -> list[Any]:
         with self._use() as link:
-            self._send_on(link, calls, writes=writes, wait=wait)
-            return self._settled(link, calls, writes=writes, wait=wait)
+            return self._settled(link, calls, writes, wait)
 
     def begin(self, calls: Sequence[Call], *, writes: bool) -> Callable[[], list[Any]]:
         with ExitStack() as stack:
             link = stack.enter_context(self._use())
-            self._send_on(link, calls, writes=writes, wait=None)
+            try:
+                send(link, calls, None)
+            except self._driver.failures as error:
+                raise self._lost(error, writes=writes) from error
             left_open = stack.pop_all()
 
         def replies() -> list[Any]:
             with left_open:
-                return self._settled(link, calls, writes=writes, wait=None)
+                return self._settled(link, calls, writes, None, sent=True)
 
         return replies
 
-    def _settled(self, link: Any, calls: Sequence[Call], *, writes: bool, wait: Wait | None) -> list[Any]:
-        replies = self._replies_on(link, calls, writes=writes, wait=wait)
-        self._settle(replies, writes=writes)
+    def _settled(
+        self, link: Any, calls: Sequence[Call], writes: bool, wait: Wait | None, sent: bool = False
+    ) -> list[Any]:
+        try:
+            replies = self._perform_on(link, calls, writes, wait, sent)
+            self._settle(replies, writes=writes)
+        except (BackendUnavailable, OutcomeUnknown):
+            self._doubt()
+            raise
         return replies
+
+    def _doubt(self) -> None:
+        """A call went wrong: the next one looks for the server anew. What was handed over does so by itself."""
 
     def ask(self, *command: Argument) -> Any:
         with self._use() as link:

@@ -96,9 +96,11 @@ def ask(link: Any, driver: Driver, where: str, *command: Argument) -> Any:
 
 def send(link: Any, calls: Sequence[Call], wait: Wait | None) -> None:
     """Ask; :func:`replies_to` has the answers."""
-    commands: list[Sequence[Argument]] = [call.by_digest() for call in calls]
-    if wait is not None:
-        commands += _fence(calls, wait)
+    if len(calls) == 1 and wait is None:
+        # What a worker asks before each run.
+        link.send_packed_command([_packed(calls[0].by_digest())])
+        return
+    commands = [*(call.by_digest() for call in calls), *_fence(calls, wait)]
     link.send_packed_command([b"".join(map(_packed, commands))])
 
 
