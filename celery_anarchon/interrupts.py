@@ -87,13 +87,12 @@ class _Stops:
         self.holding = 0
         """How many hold them back. Greenlets may be several."""
         self.came: list[int] = []
-        self._ears: dict[signal.Signals, Any] = {}
+        self._ears: list[tuple[signal.Signals, Any]] = [(number, None) for number in STOPS_WORKER]
 
     def hold(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            ears = self._ears
-            for number in STOPS_WORKER:
-                if _calls.getsignal(number) is not ears.get(number):
+            for number, ear in self._ears:
+                if _calls.getsignal(number) is not ear:
                     self._listen(number)
             self.holding += 1
 
@@ -108,10 +107,12 @@ class _Stops:
     def _listen(self, number: signal.Signals) -> None:
         handler = _calls.getsignal(number)
         # As above. And an ear that somebody had put aside hears as well as a new one.
-        if callable(handler):
-            self._ears[number] = ear = handler if isinstance(handler, _Ear) else _Ear(handler)
-            if ear is not handler:
-                _calls.signal(number, ear)
+        if not callable(handler):
+            return
+        ear = handler if isinstance(handler, _Ear) else _Ear(handler)
+        self._ears = [(one, ear if one == number else known) for one, known in self._ears]
+        if ear is not handler:
+            _calls.signal(number, ear)
 
     def forget(self) -> None:
         """In a child that was forked in the middle of a question, which goes on in its parent."""

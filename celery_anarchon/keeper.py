@@ -355,9 +355,10 @@ class Keeper:
                 answers = tell(some)
                 with self._lock:
                     del waiting[: len(some)]
-                if name in ("ends", "tries"):
-                    self._note_refused(some, answers)
+                if name == "tries":
+                    self._note_overtaken(some, answers)
                 if name == "ends":
+                    self._note_refused(some, answers)
                     self._tell_of_ends(some, answers)
 
     def _tell_of_ends(self, ends: Sequence[Settlement], answers: Sequence[bool]) -> None:
@@ -379,6 +380,17 @@ class Keeper:
                     "%s attempt %d ended here too late: it was not this worker's any more, and its record stands",
                     f"{end.job} {time_text(end.slot)}",
                     end.attempt,
+                )
+
+    @staticmethod
+    def _note_overtaken(tries: Sequence[RunHold], answers: Sequence[bool]) -> None:
+        """No alarm as a rule: with a short countdown the next try begins before the end of this one is told."""
+        for one, taken in zip(tries, answers, strict=True):
+            if not taken:
+                logger.info(
+                    "%s attempt %d ended in a retry, and its record had moved on: the next try, or another worker",
+                    f"{one.job} {time_text(one.slot)}",
+                    one.attempt,
                 )
 
     def _renew(self) -> None:

@@ -54,7 +54,7 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
                 _killed(request, held, keeper)
             elif not outcome[0]:
                 keeper.settle(held, RunState.SUCCEEDED)
-            _unfollow(request)
+            _unfollow(request, held)
 
     def failed(info: Any, *args: Any, **kwargs: Any) -> Any:
         retried = _watch_retry_of_lost_worker(request)
@@ -64,7 +64,7 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
             if retried:
                 keeper.retry(held, delay_of(Retry(when=request.task.default_retry_delay)))
             _end(request, held, terms, keeper, _unwrapped(info.exception))
-            _unfollow(request)
+            _unfollow(request, held)
 
     def timed_out(soft: bool, timeout: Any) -> Any:
         try:
@@ -97,15 +97,19 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
         _watch_body(request, held, keeper)
 
 
-def _unfollow(request: Any) -> None:
+def _unfollow(request: Any, held: Held) -> None:
     """The pool has said its last word. What is left in the request would hold it in a circle: a worker makes no other,
     so that it hardly ever has to collect garbage, and has the memory of one request for the next."""
     try:
         del request.on_success, request.on_failure, request.on_timeout
         del request.on_retry, request._announce_revoked, request._announce_cancelled
+        if held.begun is not None:
+            del request.on_accepted, request.execute_using_pool
     except AttributeError:
         # Failures come here twice.
         pass
+    if "_retry_worker_lost" in vars(request):
+        del request._retry_worker_lost
 
 
 def _watch_body(request: Any, held: Held, keeper: Keeper) -> None:

@@ -410,6 +410,20 @@ def test_a_retry_of_a_body_that_was_granted_another_attempt_later(desk: Desk) ->
     assert [(claim.attempt, claim.reason) for claim in desk.reader.lapsed(10)] == [(2, "worker-stopped")]
 
 
+def test_a_next_try_that_began_first_is_no_alarm(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """With ``retry(countdown=0)`` its message overtakes what is told of the try before."""
+    caplog.set_level("INFO", logger="celery_anarchon.worker")
+    held = desk.start()
+    desk.keeper.retry(held, 0)
+    again = Start(job="job", slot=desk.slot, attempt=1, retries=1, token="next", worker="w", terms=TERMS)
+    assert desk.reader.start([again])[0].answer is GateAnswer.START
+    desk.keeper.turn()
+    said = [record for record in caplog.records if "moved on" in record.getMessage()]
+    assert [record.levelname for record in said] == ["INFO"]
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+    assert desk.run().state is RunState.RUNNING
+
+
 def test_a_stop_asks_for_the_answer_that_is_missing(desk: Desk) -> None:
     desk.backend.failing["start"] = OutcomeUnknown("no answer")
     desk.start_without_answer()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -121,6 +123,50 @@ def test_the_retry_of_a_lost_worker_is_due_when_celery_sends_it() -> None:
     told = followed(request)
     request.on_failure(SimpleNamespace(exception=WorkerLostError("gone")))
     assert told.ends[0] == ("retry", 180_000)
+
+
+class Request:
+    """Its callbacks are its methods, as Celery's are."""
+
+    id = "of nobody"
+    task = SimpleNamespace(default_retry_delay=180, acks_late=True, reject_on_worker_lost=False)
+
+    def on_success(self, outcome: Any) -> None:
+        if outcome[0]:
+            self.on_failure(outcome[1])
+
+    def on_failure(self, info: Any) -> None:
+        if isinstance(info.exception, Retry):
+            self.on_retry(info)
+        elif isinstance(info.exception, WorkerLostError):
+            self._retry_worker_lost()
+
+    def _retry_worker_lost(self) -> bool:
+        return True
+
+    def callback(self, *_: Any, **__: Any) -> None: ...
+
+    on_timeout = on_retry = _announce_revoked = _announce_cancelled = on_accepted = execute_using_pool = callback
+
+
+@pytest.mark.parametrize("begun", [None, True])
+@pytest.mark.parametrize("error", [None, ValueError("x"), Retry(when=5), WorkerLostError("gone"), Reject("no")])
+def test_a_request_goes_with_the_last_who_needs_it(error: Exception | None, begun: bool | None) -> None:
+    """Stock Celery has no circle in its requests. A worker that has one in each collects garbage all the time."""
+    request = Request()
+    told = followed(request, begun)
+    gone = weakref.ref(request)
+    gc.disable()
+    try:
+        if isinstance(error, WorkerLostError):
+            request.on_failure(SimpleNamespace(exception=error))
+        else:
+            request.on_success((error is not None, SimpleNamespace(exception=error), 0.1))
+        del request
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert told.ends
 
 
 # --- pools that call bodies in the worker's own process ---------------------------------------------------------------

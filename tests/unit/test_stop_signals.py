@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from celery_anarchon import MemoryBackend
+from celery_anarchon import MemoryBackend, interrupts
 from celery_anarchon.backends.base import ClaimRequest, Confirmation
 from celery_anarchon.backends.runs import RunHold, Start, Unstarted, Worker
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.held import Held
-from celery_anarchon.interrupts import STOPS_WORKER, Bell, held_back
+from celery_anarchon.interrupts import STOPS_WORKER, Bell, Undisturbed, held_back
 from celery_anarchon.keeper import Keeper
 from celery_anarchon.model import GateAnswer, RunState, Terms
 from celery_anarchon.testing.contenders import interrupted
@@ -200,3 +202,72 @@ def test_a_handler_that_was_set_meanwhile_stays() -> None:
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGQUIT)
     assert heard == ["old", "new"]
+
+
+@pytest.mark.parametrize("guard", [lambda: held_back(STOPS_WORKER), lambda: Undisturbed(threading.Lock())])
+def test_what_one_handler_raises_leaves_the_others_in_their_places(
+    guard: Callable[[], AbstractContextManager[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that arrives while handlers are being exchanged."""
+
+    raised: list[int] = []
+
+    def exchange(number: signal.Signals, handler: Any) -> Any:
+        if number == STOPS_WORKER[-1] and not raised:
+            raised.append(number)
+            raise SystemExit
+        return signal.signal(number, handler)
+
+    heard: list[int] = []
+    with handled(*STOPS_WORKER, by=heard.append):
+        monkeypatch.setattr(interrupts, "_calls", SimpleNamespace(getsignal=signal.getsignal, signal=exchange))
+        with pytest.raises(SystemExit), guard():
+            pass
+        signal.raise_signal(STOPS_WORKER[0])
+        assert heard == [STOPS_WORKER[0]]
+
+
+def test_the_ear_is_put_up_once_and_hears_whoever_comes_behind_it() -> None:
+    """Celery's handlers put the next step of a shutdown in their own place, and others put back what they have found:
+    neither may make a longer and longer chain, nor be forgotten."""
+    guard = Undisturbed(threading.Lock())
+    heard: list[str] = []
+    with handled(*STOPS_WORKER, by=lambda _: heard.append("old")):
+        with guard:
+            signal.raise_signal(signal.SIGQUIT)
+            assert heard == []
+        ear = signal.getsignal(signal.SIGQUIT)
+        with guard:
+            assert signal.getsignal(signal.SIGQUIT) is ear
+        signal.signal(signal.SIGQUIT, lambda *_: heard.append("new"))
+        with guard:
+            signal.raise_signal(signal.SIGQUIT)
+            assert heard == ["old"]
+        assert heard == ["old", "new"]
+        signal.signal(signal.SIGQUIT, ear)
+        with guard:
+            assert signal.getsignal(signal.SIGQUIT) is ear
+            signal.raise_signal(signal.SIGQUIT)
+        signal.raise_signal(signal.SIGQUIT)
+    assert heard == ["old", "new", "old", "old"]
+
+
+def test_what_nobody_handles_stays_so() -> None:
+    """Left to the system, a signal ends the process at once, or is ignored: also within."""
+    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    try:
+        with Undisturbed(threading.Lock()):
+            assert signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_child_that_was_forked_in_the_middle_hears_at_once() -> None:
+    with handled(signal.SIGQUIT, by=lambda _: os._exit(7)), Undisturbed(threading.Lock()):
+        child = os.fork()
+        if child == 0:
+            signal.raise_signal(signal.SIGQUIT)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
