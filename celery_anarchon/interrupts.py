@@ -98,7 +98,9 @@ class _Stops:
 
     def let_go(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self.holding -= 1
+            # None in a child whose parent held: it leaves what it never entered.
+            if self.holding:
+                self.holding -= 1
             if self.came and not self.holding:
                 came, self.came = dict.fromkeys(self.came), []
                 for number in came:
@@ -112,7 +114,10 @@ class _Stops:
         ear = handler if isinstance(handler, _Ear) else _Ear(handler)
         self._ears = [(one, ear if one == number else known) for one, known in self._ears]
         if ear is not handler:
-            _calls.signal(number, ear)
+            found = _calls.signal(number, ear)
+            if found is not handler:
+                # It ran just now, and has set another: Celery's do, for the next step of a shutdown.
+                _calls.signal(number, found)
 
     def forget(self) -> None:
         """In a child that was forked in the middle of a question, which goes on in its parent."""

@@ -25,6 +25,7 @@ from support.redis_servers import (
 from celery_anarchon.backends.base import ClaimRequest
 from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend, handed
+from celery_anarchon.backends.redis.links import Links
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, OutcomeUnknown
 from celery_anarchon.model import Answer
 from celery_anarchon.testing.harness import ask, claim, claim_all, confirm, raised_by
@@ -208,3 +209,33 @@ def test_memory_used_up(own: Private, prefix: str) -> None:
         client.config_set("maxmemory", "0")
         assert client.exists(backend._keys.runs(b"job")) == 0
         assert claim(backend, "job", slot, "a") is WON
+
+
+def test_a_connection_that_the_driver_has_closed_is_not_used_again() -> None:
+    """It does so after some errors (a node that reads its data), and opens another by itself. The look at what the
+    server says unasked is of the old one, whose number any other socket may have by then."""
+
+    class Link:
+        def __init__(self) -> None:
+            self._sock: Any = object()
+
+        def can_read(self, timeout: float) -> bool:
+            return False
+
+        def disconnect(self) -> None: ...
+
+    made: list[Link] = []
+
+    def connect() -> Link:
+        made.append(Link())
+        return made[-1]
+
+    links = Links(connect, lambda link: True)
+    with links.use() as first:
+        pass
+    with links.use() as again:
+        assert again is first
+        again._sock = None
+    with links.use() as other:
+        assert other is not first
+    assert len(made) == 2

@@ -2,11 +2,11 @@
 
     python tests/benchmarks/gate.py [--tasks 500] [--rounds 7]
 
-Prefork, two children, an empty task, 50 jobs that run again and again, Redis as broker and store; two workers, one with
-the gate and one without, that work in turns, each round in another order. In a *burst* all messages are there at once;
-*apart* they come at 100 a second, so that hardly any two share a call to the store. The figures are CPU milliseconds of
-the main process, all its threads, by the kernel's account: the median over the rounds, and of each round's difference
-to the worker without the gate. Where the machine is not quiet, many short rounds say more than a few long ones.
+Prefork, two children, an empty task, 50 jobs that run again and again, Redis as broker and store. In each round two new
+workers, one with the gate and one without, work in turns: two processes of one program differ by more than the gate
+costs. In a *burst* all messages are there at once; *apart* they come at 100 a second, so that hardly any two share a
+call to the store. The figures are CPU milliseconds of the main process, all its threads, by the kernel's account: the
+median over the rounds; and of each round's difference to the worker without the gate, the median and the mean.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +34,7 @@ from celery_anarchon import wire
 from celery_anarchon.backends.base import ClaimRequest, Confirmation
 from celery_anarchon.model import OnUnknown, Terms
 
-SIZES = {"tasks": 150, "rounds": 24}
+SIZES = {"tasks": 150, "rounds": 20}
 TINY = {"tasks": 5, "rounds": 1}
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,6 +42,7 @@ TERMS = Terms(lease=30_000, queue_timeout=3_600_000)
 APART = 0.01
 JOBS = 50
 KINDS = ("without", "untracked", "tracked")
+MODES = ("in a burst", "100 a second")
 
 
 def cpu_ms(pid: int) -> float:
@@ -117,31 +118,38 @@ def a_site(folder: Path, broker: str, store: str, gate: str) -> Iterator[Site]:
         crew.close()
 
 
+def a_round(folder: Path, broker: str, store: str, number: int, count: int) -> Iterator[tuple[str, str, float]]:
+    """The mode, the kind and the figure of each measurement with a fresh pair of workers."""
+    with ExitStack() as stack:
+        site = {
+            gate: stack.enter_context(a_site(folder / f"{gate}-{number}", f"{broker[:-1]}{place}", store, gate))
+            for place, gate in enumerate(("no", "yes"))
+        }
+        order = KINDS[number % 3 :] + KINDS[: number % 3]
+        for mode in ("warm", *MODES):
+            for kind in order:
+                figure = site["no" if kind == "without" else "yes"].measure(kind, count, apart=mode == MODES[1])
+                if mode in MODES:
+                    yield mode, kind, figure
+
+
 def measure(sizes: SimpleNamespace) -> Iterator[Table]:
+    found: dict[str, dict[str, list[float]]] = {mode: {kind: [] for kind in KINDS} for mode in MODES}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "broker").mkdir()
         (folder / "store").mkdir()
         broker = stack.enter_context(redis_server(folder / "broker", private=True)).url
         store = stack.enter_context(redis_server(folder / "store", private=True)).url
-        site = {
-            gate: stack.enter_context(a_site(folder / gate, f"{broker[:-1]}{number}", store, gate))
-            for number, gate in enumerate(("no", "yes"))
-        }
-        for name, apart in (("in a burst", False), ("100 a second", True)):
-            found: dict[str, list[float]] = {kind: [] for kind in KINDS}
-            for number in range(sizes.rounds + 1):
-                first = number % len(KINDS)
-                for kind in KINDS[first:] + KINDS[:first]:
-                    figure = site["no" if kind == "without" else "yes"].measure(kind, sizes.tasks, apart=apart)
-                    # The first round warms up.
-                    if number:
-                        found[kind].append(figure)
-            table = Table(f"The gate: CPU ms of a worker's main process for each of {sizes.tasks:,} tasks, {name}")
-            for kind, figures in found.items():
-                over = median(a - b for a, b in zip(figures, found["without"], strict=True))
-                table.add(kind, cpu_ms=median(figures), gate_ms=over)
-            yield table
+        for number in range(sizes.rounds):
+            for mode, kind, figure in a_round(folder, broker, store, number, sizes.tasks):
+                found[mode][kind].append(figure)
+    for mode, of_kind in found.items():
+        table = Table(f"The gate: CPU ms of a worker's main process for each of {sizes.tasks:,} tasks, {mode}")
+        for kind, figures in of_kind.items():
+            over = [one - other for one, other in zip(figures, of_kind["without"], strict=True)]
+            table.add(kind, cpu_ms=median(figures), gate_ms=median(over), mean=mean(over))
+        yield table
 
 
 if __name__ == "__main__":

@@ -252,6 +252,35 @@ def test_the_ear_is_put_up_once_and_hears_whoever_comes_behind_it() -> None:
     assert heard == ["old", "new", "old", "old"]
 
 
+def test_a_handler_that_was_set_while_the_ear_was_put_up_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    late: list[Any] = [lambda *_: heard.append("next step")]
+
+    def exchange(number: signal.Signals, handler: Any) -> Any:
+        if number == signal.SIGQUIT and late:
+            # As if the signal had come right here: Celery's handler has run, and has set the next.
+            signal.signal(number, late.pop())
+        return signal.signal(number, handler)
+
+    with handled(*STOPS_WORKER, by=lambda _: heard.append("first step")):
+        monkeypatch.setattr(interrupts, "_calls", SimpleNamespace(getsignal=signal.getsignal, signal=exchange))
+        for _ in range(2):
+            with Undisturbed(threading.Lock()):
+                pass
+        signal.raise_signal(signal.SIGQUIT)
+    assert heard == ["next step"]
+
+
+def test_whoever_leaves_what_it_never_entered_is_not_deaf() -> None:
+    """A child that was forked in the middle, and whose own stack comes out of it."""
+    heard: list[int] = []
+    with handled(signal.SIGQUIT, by=heard.append):
+        with Undisturbed(threading.Lock()):
+            interrupts._stops.forget()
+        signal.raise_signal(signal.SIGQUIT)
+    assert heard == [signal.SIGQUIT]
+
+
 def test_what_nobody_handles_stays_so() -> None:
     """Left to the system, a signal ends the process at once, or is ignored: also within."""
     before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)

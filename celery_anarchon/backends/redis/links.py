@@ -87,6 +87,9 @@ class Links:
             disconnect(link)
 
     def put_back(self, idle: _Idle) -> None:
+        if getattr(idle[0], "_sock", idle) is None:
+            # The driver has closed it after an error. What it opens next, this look would not see.
+            return
         self._idle.append(idle)
         if self.closed:
             self.drop()
