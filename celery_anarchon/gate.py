@@ -82,9 +82,12 @@ def read_ticket(
     if not isinstance(header, dict) or header.get("ns") != namespace:
         return None
     says = header.get
-    late = says("late")
+    job, beat, late = header["job"], says("beat", ""), says("late")
+    if not (isinstance(job, str) and isinstance(beat, str)):
+        # No store takes it, and what is raised while it is asked would end the worker, and the next.
+        raise TypeError(f"job {job!r}, beat {beat!r}: no texts")
     start = Start(
-        job=header["job"],
+        job=job,
         slot=wire.parse_time(header["slot"]),
         attempt=int(says("attempt", 1)),
         retries=int(request_dict.get("retries") or 0),
@@ -96,7 +99,7 @@ def read_ticket(
         ),
         acks_late=acks_late,
         late=None if late is None else round(late * 1000),
-        beat=says("beat", ""),
+        beat=beat,
     )
     return Ticket(start, _on_unknown(says("on_unknown", "repeat")), "queue_timeout" in header)
 

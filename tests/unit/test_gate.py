@@ -344,3 +344,16 @@ def test_held_redeliveries_go_back_when_the_worker_stops() -> None:
     assert request.acknowledged == 0 and door.gate._waiting == {}
     door.desk.keeper.turn()
     assert door.desk.run().worker == "v"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"job": 5}, {"beat": None}, {"slot": "soon"}, {"lease": "30"}, {"on_unknown": []}, {"attempt": "one"}]
+)
+def test_a_header_that_nobody_of_ours_wrote_ends_no_worker(wrong: dict[str, Any]) -> None:
+    """Its task runs, untracked. What the gate would raise ends the worker, and then the next that is given it."""
+    door = Door()
+    request = door.request()
+    request.request_dict[wire.HEADER].update(wrong)
+    door.gate(request)
+    assert door.executed == [request]
+    assert "start" not in door.desk.backend.told
