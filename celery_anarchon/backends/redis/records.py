@@ -33,10 +33,6 @@ def optional(text: str | None) -> bytes:
     return b"-" if text is None else b"=" + encoded(text)
 
 
-def read_optional(data: bytes) -> str | None:
-    return decoded(data[1:]) if data[:1] == b"=" else None
-
-
 @lru_cache
 def terms_json(terms: Terms | None) -> str:
     """Kept: a job's terms are alike for all its runs, and a gate writes them for each."""
