@@ -1,4 +1,4 @@
-"""What the gate costs a worker's main process, per task: tracked, untracked, and without the gate, in one run.
+"""What the gate costs a worker's main process, per task: tracked and untracked, with the gate and without, in one run.
 
     python tests/benchmarks/gate.py [--tasks 500] [--rounds 7]
 
@@ -6,7 +6,7 @@ Prefork, two children, an empty task, 50 jobs that run again and again, Redis as
 workers, one with the gate and one without, work in turns: two processes of one program differ by more than the gate
 costs. In a *burst* all messages are there at once; *apart* they come at 100 a second, so that hardly any two share a
 call to the store. The figures are CPU milliseconds of the main process, all its threads, by the kernel's account: the
-median over the rounds; and of each round's difference to the worker without the gate, the median and the mean.
+median over the rounds; and of each round's difference to the same messages without the gate, the median and the mean.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 TERMS = Terms(lease=30_000, queue_timeout=3_600_000)
 APART = 0.01
 JOBS = 50
-KINDS = ("without", "untracked", "tracked")
+KINDS = tuple((message, gate) for message in ("untracked", "tracked") for gate in ("no", "yes"))
+"""Whose message it is, and whether the worker has the gate."""
 MODES = ("in a burst", "100 a second")
 
 
@@ -58,8 +59,9 @@ def cpu_ms(pid: int) -> float:
 class Site:
     """A worker, its broker, and the run records of its store."""
 
-    def __init__(self, crew: Crew, pid: int, raw: Any) -> None:
+    def __init__(self, crew: Crew, pid: int, raw: Any, has_gate: bool) -> None:
         self.crew = crew
+        self.has_gate = has_gate
         self.pid = pid
         self.raw = raw
         self.app = crew.app()
@@ -94,7 +96,8 @@ class Site:
                 time.sleep(APART)
         os.kill(self.pid, signal.SIGCONT)
         until(lambda: not self.raw.llen("celery") and not self.raw.hlen("unacked"), "the end of all tasks", 600)
-        until(lambda: not any(self.crew.reader.living(job) for job in jobs), "the last ends")
+        if self.has_gate:
+            until(lambda: not any(self.crew.reader.living(job) for job in jobs), "the last ends")
         return (cpu_ms(self.pid) - before) / count
 
 
@@ -113,28 +116,32 @@ def a_site(folder: Path, broker: str, store: str, gate: str) -> Iterator[Site]:
         with redis.Redis.from_url(broker, **RESP2) as raw:
             crew.app().send_task("nothing")
             until(lambda: not raw.llen("celery") and not raw.hlen("unacked"), "the worker")
-            yield Site(crew, worker.pid, raw)
+            yield Site(crew, worker.pid, raw, gate == "yes")
     finally:
         crew.close()
 
 
-def a_round(folder: Path, broker: str, store: str, number: int, count: int) -> Iterator[tuple[str, str, float]]:
+def a_round(
+    folder: Path, broker: str, store: str, number: int, count: int
+) -> Iterator[tuple[str, tuple[str, str], float]]:
     """The mode, the kind and the figure of each measurement with a fresh pair of workers."""
     with ExitStack() as stack:
         site = {
-            gate: stack.enter_context(a_site(folder / f"{gate}-{number}", f"{broker[:-1]}{place}", store, gate))
+            gate: stack.enter_context(
+                a_site(folder / f"{gate}-{number}", f"{broker[:-1]}{place}", f"{store[:-1]}{place}", gate)
+            )
             for place, gate in enumerate(("no", "yes"))
         }
-        order = KINDS[number % 3 :] + KINDS[: number % 3]
+        first = number % len(KINDS)
         for mode in ("warm", *MODES):
-            for kind in order:
-                figure = site["no" if kind == "without" else "yes"].measure(kind, count, apart=mode == MODES[1])
+            for message, gate in KINDS[first:] + KINDS[:first]:
+                figure = site[gate].measure(message, count, apart=mode == MODES[1])
                 if mode in MODES:
-                    yield mode, kind, figure
+                    yield mode, (message, gate), figure
 
 
 def measure(sizes: SimpleNamespace) -> Iterator[Table]:
-    found: dict[str, dict[str, list[float]]] = {mode: {kind: [] for kind in KINDS} for mode in MODES}
+    found: dict[str, dict[tuple[str, str], list[float]]] = {mode: {kind: [] for kind in KINDS} for mode in MODES}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "broker").mkdir()
@@ -146,9 +153,11 @@ def measure(sizes: SimpleNamespace) -> Iterator[Table]:
                 found[mode][kind].append(figure)
     for mode, of_kind in found.items():
         table = Table(f"The gate: CPU ms of a worker's main process for each of {sizes.tasks:,} tasks, {mode}")
-        for kind, figures in of_kind.items():
-            over = [one - other for one, other in zip(figures, of_kind["without"], strict=True)]
-            table.add(kind, cpu_ms=median(figures), gate_ms=median(over), mean=mean(over))
+        for message in ("untracked", "tracked"):
+            without, figures = of_kind[message, "no"], of_kind[message, "yes"]
+            over = [one - other for one, other in zip(figures, without, strict=True)]
+            table.add(f"{message}, no gate", cpu_ms=median(without))
+            table.add(f"{message}, gate", cpu_ms=median(figures), gate_ms=median(over), mean=mean(over))
         yield table
 
 
