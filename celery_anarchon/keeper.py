@@ -47,6 +47,9 @@ at 100 short runs a second that is a fifth of what telling each would cost the w
 LAST_WORDS = 3.0
 """Seconds that a stopping worker gives the store to hear the ends of its runs."""
 
+TOO_LATE = "ended here too late: it was not this worker's any more, and its record stands"
+OVERTAKEN = "ended in a retry, and its record had moved on: the next try, or another worker"
+
 
 class Keeper:
     """See the module.
@@ -130,7 +133,6 @@ class Keeper:
         with self._lock:
             del self._told.ends[: len(ends)]
             self._went_along += 1
-        self._note_refused(ends, answers)
         self._tell_of_ends(ends, answers)
 
     def add(self, held: Held) -> None:
@@ -356,12 +358,13 @@ class Keeper:
                 with self._lock:
                     del waiting[: len(some)]
                 if name == "tries":
-                    self._note_overtaken(some, answers)
+                    # No alarm as a rule: with a short countdown the next try begins before the end of this one is told.
+                    self._note_refused(some, answers, logging.INFO, OVERTAKEN)
                 if name == "ends":
-                    self._note_refused(some, answers)
                     self._tell_of_ends(some, answers)
 
     def _tell_of_ends(self, ends: Sequence[Settlement], answers: Sequence[bool]) -> None:
+        self._note_refused(ends, answers, logging.WARNING, TOO_LATE)
         if not self.fanout.is_heard(Settled):
             return
         for end, taken in zip(ends, answers, strict=True):
@@ -371,27 +374,12 @@ class Keeper:
                 )
 
     @staticmethod
-    def _note_refused(ends: Sequence[RunHold], answers: Sequence[bool]) -> None:
+    def _note_refused(told: Sequence[RunHold], answers: Sequence[bool], level: int, words: str) -> None:
         if all(answers):
             return
-        for end, taken in zip(ends, answers, strict=True):
+        for one, taken in zip(told, answers, strict=True):
             if not taken:
-                logger.warning(
-                    "%s attempt %d ended here too late: it was not this worker's any more, and its record stands",
-                    f"{end.job} {time_text(end.slot)}",
-                    end.attempt,
-                )
-
-    @staticmethod
-    def _note_overtaken(tries: Sequence[RunHold], answers: Sequence[bool]) -> None:
-        """No alarm as a rule: with a short countdown the next try begins before the end of this one is told."""
-        for one, taken in zip(tries, answers, strict=True):
-            if not taken:
-                logger.info(
-                    "%s attempt %d ended in a retry, and its record had moved on: the next try, or another worker",
-                    f"{one.job} {time_text(one.slot)}",
-                    one.attempt,
-                )
+                logger.log(level, "%s attempt %d %s", f"{one.job} {time_text(one.slot)}", one.attempt, words)
 
     def _renew(self) -> None:
         with self._lock:
