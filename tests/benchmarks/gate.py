@@ -1,6 +1,6 @@
 """What the gate costs a worker's main process, per task: tracked and untracked, with the gate and without, in one run.
 
-    python tests/benchmarks/gate.py [--tasks 500] [--rounds 7]
+    python tests/benchmarks/gate.py [--tasks 150] [--rounds 20]
 
 Prefork, two children, an empty task, 50 jobs that run again and again, Redis as broker and store. In each round two new
 workers, one with the gate and one without, work in turns: two processes of one program differ by more than the gate

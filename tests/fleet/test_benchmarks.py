@@ -30,7 +30,7 @@ ROWS = {
     "claims": ["Redis", "PostgreSQL", "SQLite"],
     "tick": ["100 idle", "200 idle"],
     "slots": ["*/15 * * * *", "median of all", "20 jobs"],
-    "gate": ["without", "untracked", "tracked"],
+    "gate": ["untracked, no gate", "untracked, gate", "tracked, no gate", "tracked, gate"],
 }
 
 pytestmark = pytest.mark.fleet
