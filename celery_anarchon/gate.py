@@ -135,8 +135,6 @@ class Delivery:
     """Monotonic: when it came."""
     asked: bool = False
     """A question was sent whose answer did not come: the start may have been granted."""
-    asked_at: float = 0.0
-    """Monotonic: when the latest question was sent. A lease that it was granted is not older."""
     kept: bool = False
     """A redelivery that waits for its run to be free, or to end."""
 
@@ -219,9 +217,9 @@ class Gate:
     def _admit(self, delivery: Delivery) -> Any:
         if self._store.remaining() > 0:
             return self._hold(delivery)
-        delivery.asked, delivery.asked_at = True, self._clock.monotonic()
+        delivery.asked = True
         try:
-            result = self._keeper.ask(delivery.ticket.start)
+            result, held = self._keeper.ask(delivery.ticket.start)
         except AnarchonError as error:
             if self._store.failed(error):
                 logger.error("the store cannot be asked whether runs may start; they are held: %s", error)
@@ -231,9 +229,9 @@ class Gate:
         if self._store.away:
             self._store.answered()
             logger.warning("the store answers again; held runs go on")
-        return self._act(delivery, result)
+        return self._act(delivery, result, held)
 
-    def _act(self, delivery: Delivery, result: StartResult) -> Any:
+    def _act(self, delivery: Delivery, result: StartResult, held: Held | None) -> Any:
         ticket = delivery.ticket
         if result.answer is GateAnswer.DUPLICATE and is_waited_for(delivery.request, ticket.start.terms):
             wait = self._copies.hold(delivery.request)
@@ -243,8 +241,8 @@ class Gate:
         if result.answer is GateAnswer.UNKNOWN and ticket.followed:
             logger.error("%s: lost claim: the store had no record of it (wiped, or rolled back?); it runs", ticket.name)
             self._keeper.fanout.emit(ClaimForgotten(job=ticket.start.job, slot=ticket.start.slot))
-        if result.answer in GRANTED:
-            return self._start(delivery, result.attempt)
+        if held is not None:
+            return self._start(delivery, held)
         if result.answer is GateAnswer.TRIMMED and not ticket.followed:
             return self._execute(delivery.request)
         level = logging.INFO if result.answer is GateAnswer.SETTLED else logging.WARNING
@@ -255,35 +253,27 @@ class Gate:
 
     # --- yes ----------------------------------------------------------------------------------------------------------
 
-    def _start(self, delivery: Delivery, attempt: int, unanswered: Start | None = None) -> Any:
-        """*unanswered*: the question that the keeper is to ask until there is an answer."""
+    def _start(self, delivery: Delivery, held: Held) -> Any:
         request, start = delivery.request, delivery.ticket.start
-        terms, token = start.terms, start.token
-        hold = RunHold(job=start.job, slot=start.slot, attempt=attempt, retries=start.retries, token=token)
-        until = delivery.asked_at + terms.lease / 1000
-        held = Held(hold, terms.lease, until, start.attempt, timeout=self._timeout(request))
-        if not self._enforces_timeout:
-            # The pool calls the body in this very process, and says so right before.
-            held.begun = False
-        says: dict[str, Any] = {"token": token, "lease": terms.lease, "retries": start.retries}
-        if unanswered is None:
-            says["until"] = until
-        else:
-            # It has no lease that could end, and is not lost before the store says so.
-            held.start, held.answered, held.until = unanswered, False, math.inf
-            held.followed = delivery.ticket.followed
+        held.timeout = self._timeout(request)
+        # Where the pool calls the body in this very process, it says so right before.
+        held.begun = None if self._enforces_timeout else False
+        says: dict[str, Any] = {"token": start.token, "lease": held.lease, "retries": start.retries}
+        if held.answered:
+            says["until"] = held.until
         # The granted attempt goes with the run, into its retries too (protocol R1).
         request_dict = request.request_dict
-        request_dict[wire.HEADER] = {**request_dict[wire.HEADER], "attempt": attempt, HELD_KEY: says}
-        follow(request, held, terms, self._keeper)
-        self._keeper.add(held)
+        request_dict[wire.HEADER] = {**request_dict[wire.HEADER], "attempt": held.hold.attempt, HELD_KEY: says}
+        follow(request, held, start.terms, self._keeper)
+        if not held.answered:
+            self._keeper.add(held)
         try:
             return self._execute(request)
         except BaseException as error:
             if held.begun:
                 broken_off(request, held, self._keeper, error)
             elif not held.ended:
-                self._take_back(delivery) if unanswered else self._keeper.give_back(hold, start.attempt)
+                self._keeper.give_back(held.hold, start.attempt) if held.answered else self._take_back(delivery)
             raise
 
     def _timeout(self, request: Any) -> float | None:
@@ -360,12 +350,21 @@ class Gate:
             )
             # From here on the keeper asks.
             delivery.asked = True
-            return self._start(delivery, ticket.start.attempt, ticket.start)
+            return self._start(delivery, self._unanswered(ticket))
         logger.error("%s: the store could not be asked for %g s; dropped (on_unknown=skip)", ticket.name, waited)
         self._take_back(delivery)
         self._keeper.unstarted(_unstarted(ticket.start, "store-unknown"))
         self._drop(request)
         return None
+
+    @staticmethod
+    def _unanswered(ticket: Ticket) -> Held:
+        start = ticket.start
+        hold = RunHold(job=start.job, slot=start.slot, attempt=start.attempt, retries=start.retries, token=start.token)
+        # It has no lease that could end, and is not lost before the store says so.
+        return Held(
+            hold, start.terms.lease, math.inf, start.attempt, start=start, answered=False, followed=ticket.followed
+        )
 
     def _take_back(self, delivery: Delivery) -> None:
         """The question may have been answered yes without our hearing it: undo that, whatever attempt was granted."""

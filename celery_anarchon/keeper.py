@@ -106,19 +106,49 @@ class Keeper:
             self._thread = threading.Thread(target=self._run, name="anarchon-keeper", daemon=True)
             self._thread.start()
 
-    def ask(self, start: Start) -> StartResult:
-        """May this run start? The one call that its caller waits for.
+    def ask(self, start: Start) -> tuple[StartResult, Held | None]:
+        """May this run start? The one call that its caller waits for. Of a yes: what is held from then on, and whose
+        body has not begun.
 
         :raises AnarchonError: the store did not answer; nothing is known.
         """
-        with self._undisturbed:
-            self._ready()
-            ends = self._ends_to_tell_along()
-            if not ends:
-                return self._backend.start([start])[0]
-            told, results = self._backend.settle_and_start(ends, [start])
-            self._ends_were_told(ends, told)
-            return results[0]
+        held = None
+        try:
+            with self._undisturbed:
+                self._ready()
+                asked = self._clock.monotonic()
+                result = self._ask(start)
+                if result.answer in GRANTED and self._clock.monotonic() - asked > start.terms.lease / 1000:
+                    # This worker was frozen meanwhile, or the answer was. The run may be another's by now.
+                    asked = self._clock.monotonic()
+                    result = self._ask(start)
+                if result.answer in GRANTED:
+                    # Before any handler of a stop runs, which may sleep: leases are renewed meanwhile.
+                    held = self._hold(start, result.attempt, asked)
+        except BaseException:
+            # Such a handler has raised.
+            if held is not None:
+                self.give_back_unbegun(held)
+            raise
+        return result, held
+
+    def _ask(self, start: Start) -> StartResult:
+        ends = self._ends_to_tell_along()
+        if not ends:
+            return self._backend.start([start])[0]
+        told, results = self._backend.settle_and_start(ends, [start])
+        self._ends_were_told(ends, told)
+        return results[0]
+
+    def _hold(self, start: Start, attempt: int, asked: float) -> Held:
+        hold = RunHold(job=start.job, slot=start.slot, attempt=attempt, retries=start.retries, token=start.token)
+        lease = start.terms.lease
+        # A lease is not older than the question to which it was granted.
+        held = Held(hold, lease, asked + lease / 1000, start.attempt, begun=False)
+        with self._lock:
+            self._held[start.token] = held
+        self.begin()
+        return held
 
     def _ends_to_tell_along(self) -> list[Settlement]:
         """With the next question, where that costs no further wait. Not past what has to go before them."""
@@ -136,13 +166,11 @@ class Keeper:
         self._tell_of_ends(ends, answers)
 
     def add(self, held: Held) -> None:
+        """One that starts without an answer: asked for from here on."""
         with self._lock:
-            self._held[held.hold.token] = held
-            if not held.answered:
-                self._unanswered[held.hold.token] = held
+            self._held[held.hold.token] = self._unanswered[held.hold.token] = held
         self.begin()
-        if not held.answered:
-            self._wake.set()
+        self._wake.set()
 
     def settle(self, held: Held, state: RunState, reason: str | None = None) -> None:
         """The body has ended. The first end of a run counts."""

@@ -3,6 +3,7 @@
 CREW_CONFIG is JSON: Celery's settings, ``anarchon`` (arguments of ``Anarchon``), ``jobs``: name -> entry of
 ``beat_schedule`` with ``seconds`` for its schedule. CREW_JOURNAL is the file of lines that bodies write. CREW_GATE=no:
 without the line. CREW_ASKS: the name under which this process writes down each call of its store as well.
+CREW_FREEZES: a file; while it is there, a worker that was allowed to start a run removes it, and stops before it knows.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from celery.exceptions import Ignore, Reject
 from celery_anarchon import Anarchon, current_run, every
 from celery_anarchon.backends.registry import backend_from
 from celery_anarchon.backends.runs import RunBackend
+from celery_anarchon.model import GRANTED
 
 config = json.loads(os.environ["CREW_CONFIG"])
 journal = os.environ["CREW_JOURNAL"]
@@ -65,6 +67,30 @@ def note_calls(name: str) -> None:
 
 if "CREW_ASKS" in os.environ:
     note_calls(os.environ["CREW_ASKS"])
+
+
+def freeze_at_a_yes(file: Path) -> None:
+    kind = type(backend_from(config["anarchon_backend"]))
+
+    def freezing(call: str) -> Any:
+        honest = getattr(kind, call)
+
+        def frozen(self: Any, *args: Any) -> Any:
+            answers = honest(self, *args)
+            started = answers[1] if call == "settle_and_start" else answers
+            if file.exists() and started[0].answer in GRANTED:
+                file.unlink()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return answers
+
+        return frozen
+
+    for call in ("start", "settle_and_start"):
+        setattr(kind, call, freezing(call))
+
+
+if "CREW_FREEZES" in os.environ:
+    freeze_at_a_yes(Path(os.environ["CREW_FREEZES"]))
 
 
 def write(task: Task, event: str, **more: Any) -> None:

@@ -15,14 +15,14 @@ from support.waiting import wait_for
 
 from celery_anarchon import MemoryBackend
 from celery_anarchon.backends.base import ClaimRequest, Confirmation
-from celery_anarchon.backends.runs import RunBackend, RunHold, Start, Worker
+from celery_anarchon.backends.runs import RunBackend, Start, Worker
 from celery_anarchon.backends.sqlite import SqliteBackend
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import BackendUnavailable
 from celery_anarchon.forks import PATIENCE, ForkLock
 from celery_anarchon.held import Held
 from celery_anarchon.keeper import Keeper
-from celery_anarchon.model import GateAnswer, RunState, Terms
+from celery_anarchon.model import RunState, Terms
 from celery_anarchon.testing.contenders import in_child, quiet_fork
 
 SECOND = 1_000
@@ -138,10 +138,8 @@ def sent(backend: RunBackend, job: str) -> Start:
 
 
 def started(keeper: Keeper, start: Start) -> Held:
-    assert keeper.ask(start).answer is GateAnswer.START
-    hold = RunHold(job=start.job, slot=start.slot, attempt=1, retries=0, token=start.token)
-    held = Held(hold, TERMS.lease, time.monotonic() + TERMS.lease / SECOND)
-    keeper.add(held)
+    _, held = keeper.ask(start)
+    assert held is not None
     return held
 
 

@@ -32,6 +32,9 @@ class Noted(MemoryBackend):
         self.failing: dict[str, Exception] = {}
         self.along = False
 
+        self.meanwhile: dict[str, Callable[[], Any]] = {}
+        """What happens, once, while the answer is under way."""
+
     def _note(self, name: str) -> None:
         self.told.append(name)
         if name in self.failing:
@@ -39,7 +42,9 @@ class Noted(MemoryBackend):
 
     def start(self, starts: Any) -> Any:
         self._note("start")
-        return super().start(starts)
+        answers = super().start(starts)
+        self.meanwhile.pop("start", lambda: None)()
+        return answers
 
     def heartbeat(self, holds: Any) -> Any:
         self._note("heartbeat")
@@ -82,16 +87,19 @@ class Desk:
         self.keeper.begin = lambda: None  # type: ignore[method-assign]
         self.slot = self.clock.wall()
 
-    def start(self, job: str = "job", attempt: int = 1) -> Held:
+    def ask(self, job: str = "job", attempt: int = 1) -> tuple[StartResult, Held | None]:
         request = ClaimRequest(job=job, slot=self.slot, owner="b", beat="b", lease=SECOND, terms=TERMS)
         self.reader.claim([request])
         self.reader.confirm([Confirmation(job=job, slot=self.slot, owner="b", attempt=1, late=0)])
-        start = Start(job=job, slot=self.slot, attempt=attempt, retries=0, token=job, worker="w", terms=TERMS)
-        result = self.keeper.ask(start)
-        assert result.answer is GateAnswer.START
-        hold = RunHold(job=job, slot=self.slot, attempt=result.attempt, retries=0, token=job)
-        held = Held(hold, TERMS.lease, self.clock.monotonic() + TERMS.lease / 1000)
-        self.keeper.add(held)
+        return self.keeper.ask(
+            Start(job=job, slot=self.slot, attempt=attempt, retries=0, token=job, worker="w", terms=TERMS)
+        )
+
+    def start(self, job: str = "job", attempt: int = 1) -> Held:
+        result, held = self.ask(job, attempt)
+        assert result.answer is GateAnswer.START and held is not None
+        # As where a child of the pool begins the body.
+        held.begun = None
         self.backend.told.clear()
         return held
 
@@ -162,6 +170,30 @@ def test_what_was_taken_over_is_lost_and_left_alone(desk: Desk) -> None:
     desk.keeper.turn()
     assert (desk.run().state, desk.run().attempt, record.token) == (RunState.RUNNING, 2, "another")
     assert desk.told == [HoldLost(job="job", slot=desk.slot, attempt=1)]
+
+
+def test_an_answer_that_is_older_than_its_lease_is_asked_for_again(desk: Desk) -> None:
+    """A worker that was frozen while it waited for a yes: another has started the next attempt since."""
+
+    def frozen() -> None:
+        desk.clock.advance(TERMS.lease + 1)
+        again = Start(job="job", slot=desk.slot, attempt=1, retries=0, token="other", worker="other", terms=TERMS)
+        assert desk.reader.start([again])[0] == StartResult(GateAnswer.START, 2)
+
+    desk.backend.meanwhile["start"] = frozen
+    result, held = desk.ask()
+    assert (result.answer, held) == (GateAnswer.STALE, None)
+    desk.keeper.turn()
+    assert "heartbeat" not in desk.backend.told
+
+
+def test_a_late_answer_to_a_run_that_nobody_took_holds(desk: Desk) -> None:
+    desk.backend.meanwhile["start"] = lambda: desk.clock.advance(TERMS.lease + 1)
+    result, held = desk.ask()
+    assert (result.answer, desk.backend.told) == (GateAnswer.START, ["start", "start"])
+    assert held is not None and desk.keeper.lost("job") is False
+    assert held.until == desk.clock.monotonic() + TERMS.lease / SECOND
+    assert desk.reader.lapsed(10) == []
 
 
 def test_the_first_end_counts(desk: Desk) -> None:

@@ -176,6 +176,26 @@ def test_a_worker_frozen_past_its_lease(crew: Callable[..., Crew], pool: str) ->
     assert (run.attempt, run.worker) == (2, again["worker"])
 
 
+def test_a_worker_frozen_before_it_knows(crew: Callable[..., Crew], pool: str) -> None:
+    """It was allowed to start a run, and hears it only when another has the next attempt: no second body."""
+    fleet = crew(jobs={"job": job("watch", args=[300], kwargs={"until": "go"}, max_attempts=2, overlap="skip")})
+    file = fleet.folder / "freeze"
+    file.touch()
+    first = fleet.worker("first", pool, 1, CREW_FREEZES=str(file))
+    fleet.beats("a", "b")
+    until(lambda: first.state == "T", "the freeze")
+    fleet.worker("second", pool, 1)
+    start = fleet.started()[0]
+    assert (start["attempt"], start["worker"].partition("@")[0]) == (2, "second")
+    first.thaw()
+    first.wait_for_log("refused: the message is of an earlier attempt", ENOUGH)
+    run = fleet.run("job", start["slot"])
+    assert run is not None and (run.state, run.attempt, run.refused) == (RunState.RUNNING, 2, 1)
+    (fleet.folder / "go").touch()
+    fleet.ended("job", start["slot"], RunState.SUCCEEDED)
+    assert len(fleet.lines("start", slot=start["slot"])) == 1
+
+
 def test_queued_messages_hold_no_lease(crew: Callable[..., Crew]) -> None:
     """Waiting is not dying: without a worker for many leases, then all of them run, once."""
     fleet = crew(jobs={"job": job("work", 1)})
