@@ -20,7 +20,7 @@ from support.waiting import wait_for
 
 from celery_anarchon import Anarchon, Scheduler
 from celery_anarchon.backends.base import AgedBackend, LeaseBackend
-from celery_anarchon.backends.redis.store import Keys
+from celery_anarchon.backends.redis.keys import Keys
 from celery_anarchon.backends.runs import Worker
 from celery_anarchon.clock import SystemClock
 from celery_anarchon.errors import OptionError

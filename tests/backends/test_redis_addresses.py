@@ -30,7 +30,7 @@ from celery_anarchon.backends.base import Beat, Keep, Outcome, Sighting
 from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend
 from celery_anarchon.backends.redis.address import read_address
 from celery_anarchon.backends.redis.cluster import hash_slot
-from celery_anarchon.backends.redis.store import SHARDS, Keys
+from celery_anarchon.backends.redis.keys import SHARDS, Keys
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError, LayoutMismatch
 from celery_anarchon.model import Answer, RunState
 from celery_anarchon.testing.harness import abandon, ask, claim, claim_all, confirm, raised_by, take

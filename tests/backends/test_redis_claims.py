@@ -19,7 +19,7 @@ from support.redis_servers import Cluster, Private, cluster, private_server, wan
 from celery_anarchon.backends.base import Keep, LeaseBackend
 from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend
 from celery_anarchon.backends.redis.cluster import hash_slot
-from celery_anarchon.backends.redis.store import Keys, encoded
+from celery_anarchon.backends.redis.keys import Keys, encoded
 from celery_anarchon.backends.registry import backend_from
 from celery_anarchon.errors import ConfigurationError, LayoutMismatch, OptionError
 from celery_anarchon.model import Answer, RunState

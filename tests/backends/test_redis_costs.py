@@ -19,7 +19,7 @@ from support.redis_servers import (
 
 from celery_anarchon.backends.base import Beat, Keep, Outcome, Sighting
 from celery_anarchon.backends.redis import past, source
-from celery_anarchon.backends.redis.store import SHARDS
+from celery_anarchon.backends.redis.keys import SHARDS
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
 from celery_anarchon.model import Answer, RunState
 from celery_anarchon.testing.harness import ask, claim, claim_all, confirm, raised_by

@@ -20,7 +20,7 @@ from support.waiting import wait_for
 
 from celery_anarchon import RedisBackend, ValkeyBackend
 from celery_anarchon.backends.redis import strategies
-from celery_anarchon.backends.redis.store import Keys
+from celery_anarchon.backends.redis.keys import Keys
 from celery_anarchon.backends.registry import backend_from
 from celery_anarchon.errors import AnarchonError, ConfigurationError, OutcomeUnknown
 from celery_anarchon.model import Answer

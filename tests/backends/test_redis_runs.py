@@ -17,7 +17,7 @@ from support.waiting import wait_for
 
 from celery_anarchon.backends.base import Hold, Keep, LapsedClaim, Takeover, Terms
 from celery_anarchon.backends.redis import RedisBackend, records
-from celery_anarchon.backends.redis.store import SHARDS, Keys
+from celery_anarchon.backends.redis.keys import SHARDS, Keys
 from celery_anarchon.backends.runs import RELEASED, LapsedEnd, RunBackend, StartResult, Waiting, Worker
 from celery_anarchon.errors import OutcomeUnknown
 from celery_anarchon.model import Answer, GateAnswer, Overlap, RunState

@@ -15,7 +15,7 @@ from support.redis_servers import Cluster, Private, Proxy, through
 
 from celery_anarchon.backends.base import ClaimBackend, Command
 from celery_anarchon.backends.redis import RedisBackend, ValkeyBackend
-from celery_anarchon.backends.redis.store import Keys, encoded
+from celery_anarchon.backends.redis.keys import Keys, encoded
 from celery_anarchon.model import Millis
 from celery_anarchon.testing import BackendHarness
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Sized
 from typing import Any, TypeVar
 
+from celery_anarchon.backends.redis.keys import SHARDS, encoded
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
-from celery_anarchon.backends.redis.store import SHARDS, RedisStore, chunks, encoded
+from celery_anarchon.backends.redis.store import RedisStore, chunks
 from celery_anarchon.errors import OutcomeUnknown
 
 ROWS_AT_ONCE = 1_000

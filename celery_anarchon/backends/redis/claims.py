@@ -26,10 +26,11 @@ from celery_anarchon.backends.base import (
     check_never_a_run,
 )
 from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE
+from celery_anarchon.backends.redis.keys import encoded
 from celery_anarchon.backends.redis.past import RedisPast
 from celery_anarchon.backends.redis.records import answer, optional
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
-from celery_anarchon.backends.redis.store import chunks, encoded
+from celery_anarchon.backends.redis.store import chunks
 from celery_anarchon.errors import ConfigurationError, OutcomeUnknown
 from celery_anarchon.model import Answer, Millis
 

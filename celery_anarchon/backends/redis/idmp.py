@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery_anarchon.backends.redis.claims import Forgetful, horizon_of
+from celery_anarchon.backends.redis.keys import decoded
 from celery_anarchon.backends.redis.scripts import Argument
-from celery_anarchon.backends.redis.store import decoded
 from celery_anarchon.errors import ConfigurationError, LayoutMismatch
 from celery_anarchon.model import Millis, Traits
 

@@ -31,11 +31,12 @@ from celery_anarchon.backends.base import (
     check_given_up,
     check_never_a_run,
 )
+from celery_anarchon.backends.redis.keys import decoded, encoded
 from celery_anarchon.backends.redis.onestep import RedisOneStep
 from celery_anarchon.backends.redis.past import RedisPast
 from celery_anarchon.backends.redis.records import known, lapsed_claim, optional
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
-from celery_anarchon.backends.redis.store import decoded, encoded, logger
+from celery_anarchon.backends.redis.store import logger
 from celery_anarchon.model import UNSETTLED, Millis
 
 _UNSETTLED = ",".join(sorted(str(state) for state in UNSETTLED))

@@ -14,11 +14,12 @@ from typing import Any
 from celery_anarchon.backends.base import ClaimRequest, ClaimResult, Command, Enqueue, Takeover, Terms
 from celery_anarchon.backends.onestep import OneStepBackend
 from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE
+from celery_anarchon.backends.redis.keys import encoded
 from celery_anarchon.backends.redis.messages import Forms
 from celery_anarchon.backends.redis.records import terms_json
 from celery_anarchon.backends.redis.runs import RedisRuns
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
-from celery_anarchon.backends.redis.store import chunks, encoded
+from celery_anarchon.backends.redis.store import chunks
 from celery_anarchon.errors import OutcomeUnknown
 from celery_anarchon.model import Answer, Millis
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from celery_anarchon.backends.base import NO_MESSAGE, Keep
 from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE, RedisBatches
+from celery_anarchon.backends.redis.keys import encoded
 from celery_anarchon.backends.redis.records import runs
 from celery_anarchon.backends.redis.scripts import Call, script
-from celery_anarchon.backends.redis.store import chunks, encoded
+from celery_anarchon.backends.redis.store import chunks
 from celery_anarchon.model import Run
 
 _DROPPED_AT_ONCE = 5_000

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from celery_anarchon import wire
 from celery_anarchon.backends.base import LapsedClaim, Terms
-from celery_anarchon.backends.redis.store import decoded, encoded
+from celery_anarchon.backends.redis.keys import decoded, encoded
 from celery_anarchon.backends.runs import RELEASED
 from celery_anarchon.errors import OutcomeUnknown
 from celery_anarchon.model import Millis, Run, RunState

@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from celery_anarchon.backends.redis.batches import ROWS_AT_ONCE, RedisBatches
+from celery_anarchon.backends.redis.keys import decoded, encoded
 from celery_anarchon.backends.redis.records import known, optional, runs, terms_json
 from celery_anarchon.backends.redis.scripts import Argument, Call, script
-from celery_anarchon.backends.redis.store import decoded, encoded
 from celery_anarchon.backends.runs import (
     WITHOUT_TERMS,
     WORKERS_KEPT,
