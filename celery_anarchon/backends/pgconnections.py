@@ -24,10 +24,10 @@ from psycopg.pq import Conninfo, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.pool import NullPool
 
 from celery_anarchon.backends.base import Unusable
-from celery_anarchon.backends.sqlconnections import OwnConnections
+from celery_anarchon.backends.sqlconnections import AppEngine, OwnConnections
 from celery_anarchon.errors import BackendUnavailable, ConfigurationError
 
 logger = logging.getLogger("celery_anarchon.backend")
@@ -160,8 +160,8 @@ class _Handed:
         pass
 
 
-class HandedEngine(_Handed):
-    """An Engine of the app: a connection of its pool for each call."""
+class HandedEngine(AppEngine, _Handed):
+    """One of psycopg."""
 
     def __init__(self, engine: Engine) -> None:
         if engine.dialect.name != "postgresql":
@@ -177,29 +177,10 @@ class HandedEngine(_Handed):
                 f"PostgresBackend(connection=...) is an Engine with the driver {engine.dialect.driver}; make one with "
                 'create_engine("postgresql+psycopg://..."), or hand over a URL'
             )
-        self.where = f"engine {engine.url.render_as_string(hide_password=True)}"
-        self._engine = engine
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
+        super().__init__(engine)
 
-    @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        if self._pid != os.getpid():
-            # What the pool holds is the parent's, and a thread that is not here may have held the lock.
-            self._engine.dispose(close=False)
-            self._lock = threading.Lock()
-            self._pid = os.getpid()
-        pool = self._engine.pool
-        if not isinstance(pool, StaticPool):
-            with self._use() as connection:
-                yield connection
-            return
-        # One connection for everybody: one call at a time.
-        with self._lock:
-            # Looked at before it is ours, because giving it back rolls back.
-            _refuse_busy(pool.connection.dbapi_connection, self.where)
-            with self._use() as connection:
-                yield connection
+    def _refuse(self, driver: Any) -> None:
+        _refuse_busy(driver, self.where)
 
     @contextmanager
     def _use(self) -> Iterator[Connection]:

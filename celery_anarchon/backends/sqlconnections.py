@@ -1,14 +1,18 @@
-"""The connections of a SQL backend that opened its own: no locks, and safe after a fork."""
+"""The connections of a SQL backend: those that it opened, and those of an Engine of the app. Safe after a fork."""
 
 from __future__ import annotations
 
+import abc
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import StaticPool
 
 
 class OwnConnections:
@@ -74,3 +78,40 @@ class OwnConnections:
 def _close(connection: Connection) -> None:
     with suppress(SQLAlchemyError):
         connection.close()
+
+
+class AppEngine(abc.ABC):
+    """An Engine that the app hands over: a connection of its pool for each call, never closed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.where = f"engine {engine.url.render_as_string(hide_password=True)}"
+        self._engine = engine
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        if self._pid != os.getpid():
+            # What the pool holds is the parent's, and a thread that is not here may have held the lock.
+            self._engine.dispose(close=False)
+            self._lock = threading.Lock()
+            self._pid = os.getpid()
+        pool = self._engine.pool
+        if not isinstance(pool, StaticPool):
+            with self._use() as connection:
+                yield connection
+            return
+        # One connection for everybody: one call at a time.
+        with self._lock:
+            # Looked at before it is ours, because giving it back rolls back.
+            self._refuse(pool.connection.dbapi_connection)
+            with self._use() as connection:
+                yield connection
+
+    @abc.abstractmethod
+    def _use(self) -> AbstractContextManager[Connection]:
+        """A connection of the pool, in autocommit, for one call."""
+
+    @abc.abstractmethod
+    def _refuse(self, driver: Any) -> None:
+        """Raises where the app uses this connection of the driver just now."""

@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.pool import NullPool
 
 from celery_anarchon.backends.base import Unusable
-from celery_anarchon.backends.sqlconnections import OwnConnections
+from celery_anarchon.backends.sqlconnections import AppEngine, OwnConnections
 from celery_anarchon.backends.sqlstore import NoTables
 from celery_anarchon.errors import BackendUnavailable
 
@@ -191,44 +191,19 @@ _OPEN_TRANSACTION = (
 )
 
 
-class HandedEngine(Handed):
-    def __init__(self, engine: Engine) -> None:
-        self.where = f"engine {engine.url.render_as_string(hide_password=True)}"
-        self._engine = engine
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        if self._pid != os.getpid():
-            # What the pool holds is the parent's, and a thread that is not here may have held the lock.
-            self._engine.dispose(close=False)
-            self._lock = threading.Lock()
-            self._pid = os.getpid()
-        pool = self._engine.pool
-        if not isinstance(pool, StaticPool):
-            with self._use() as connection:
-                yield connection
-            return
-        # One connection for everybody: one call at a time.
-        with self._lock:
-            # Looked at before it is ours, because giving it back rolls back.
-            self._refuse_transaction(pool.connection.dbapi_connection)
-            with self._use() as connection:
-                yield connection
-
+class HandedEngine(AppEngine, Handed):
     @contextmanager
     def _use(self) -> Iterator[Connection]:
         with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             driver: Any = connection.connection.dbapi_connection
-            self._refuse_transaction(driver)
+            self._refuse(driver)
             connection.begin()
             if driver.in_transaction:
                 # The app's engine begins one for each checkout, by an event. Ours has to be of another kind.
                 connection.exec_driver_sql("ROLLBACK")
             yield connection
 
-    def _refuse_transaction(self, driver: Any) -> None:
+    def _refuse(self, driver: Any) -> None:
         if driver.in_transaction:
             raise BackendUnavailable(_OPEN_TRANSACTION.format(where=self.where))
 

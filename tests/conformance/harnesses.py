@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, event
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Connection
+from support.losing import losing_commits
 
 from celery_anarchon.backends.base import ClaimBackend, Command
 from celery_anarchon.backends.memory import MemoryBackend, MemoryStore
@@ -167,18 +167,8 @@ class SqliteHarness(BackendHarness):
             for file in away.iterdir():
                 file.rename(self.directory / file.name)
 
-    @contextmanager
-    def reply_lost(self, client: ClaimBackend) -> Iterator[None]:
-        def lose(connection: Any, cursor: Any, statement: str, *_: object) -> None:
-            if statement == "COMMIT":
-                raise OperationalError(statement, None, sqlite3.OperationalError("disk I/O error"))
-
-        engine = client._source._engine  # type: ignore[attr-defined]
-        event.listen(engine, "after_cursor_execute", lose)
-        try:
-            yield
-        finally:
-            event.remove(engine, "after_cursor_execute", lose)
+    def reply_lost(self, client: ClaimBackend) -> AbstractContextManager[None]:
+        return losing_commits(client, "disk I/O error")
 
 
 class InDelete(SqliteBackend):

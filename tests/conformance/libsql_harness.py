@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
-from sqlalchemy import event
-from sqlalchemy.exc import OperationalError
 from support.libsql_servers import Sqld
+from support.losing import losing_commits
 
 from celery_anarchon.backends.base import ClaimBackend
 from celery_anarchon.backends.sqlite import SqliteBackend
@@ -58,15 +56,5 @@ class LibsqlHarness(BackendHarness):
             self.server.process.start()
             self.server.wait_until_ready()
 
-    @contextmanager
-    def reply_lost(self, client: ClaimBackend) -> Iterator[None]:
-        def lose(connection: Any, cursor: Any, statement: str, *_: object) -> None:
-            if statement == "COMMIT":
-                raise OperationalError(statement, None, sqlite3.OperationalError("no answer"))
-
-        engine = client._source._engine  # type: ignore[attr-defined]
-        event.listen(engine, "after_cursor_execute", lose)
-        try:
-            yield
-        finally:
-            event.remove(engine, "after_cursor_execute", lose)
+    def reply_lost(self, client: ClaimBackend) -> AbstractContextManager[None]:
+        return losing_commits(client, "no answer")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from support.lines import Line
+from support.losing import losing_replies
 from support.nats_servers import PUBLISHING, Cluster, NatsServer
 
 from celery_anarchon import wire
@@ -107,18 +108,8 @@ class NatsHarness(BackendHarness):
             for line in lines:
                 line.mend()
 
-    @contextmanager
-    def reply_lost(self, client: ClaimBackend) -> Iterator[None]:
-        lines = self.through_lines(client)
-        before = sum(line.lost for line in lines)
-        for line in lines:
-            line.losing = True
-        try:
-            yield
-            assert sum(line.lost for line in lines) > before, "no reply was lost"
-        finally:
-            for line in lines:
-                line.losing = False
+    def reply_lost(self, client: ClaimBackend) -> AbstractContextManager[None]:
+        return losing_replies(self.through_lines(client))
 
 
 class ClusterHarness(NatsHarness):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from support.lines import Line
+from support.losing import losing_replies
 from support.rabbitmq_servers import PUBLISHING, RabbitServer, lead_through
 from support.waiting import wait_for
 
@@ -109,16 +110,8 @@ class QueueHarness(BackendHarness):
         finally:
             line.mend()
 
-    @contextmanager
-    def reply_lost(self, client: ClaimBackend) -> Iterator[None]:
-        line = self.through_line(client)
-        before = line.lost
-        line.losing = True
-        try:
-            yield
-            assert line.lost > before, "no reply was lost"
-        finally:
-            line.losing = False
+    def reply_lost(self, client: ClaimBackend) -> AbstractContextManager[None]:
+        return losing_replies([self.through_line(client)])
 
 
 class StreamHarness(QueueHarness):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import redis
+from support.losing import losing_replies
 from support.redis_servers import Cluster, Private, Proxy, through
 
 from celery_anarchon.backends.base import ClaimBackend, Command
@@ -106,18 +107,8 @@ class RedisHarness(BackendHarness):
             for line in lines:
                 line.mend()
 
-    @contextmanager
-    def reply_lost(self, client: ClaimBackend) -> Iterator[None]:
-        lines = through(client, self._proxies)
-        before = sum(line.lost for line in lines)
-        for line in lines:
-            line.losing = True
-        try:
-            yield
-            assert sum(line.lost for line in lines) > before, "no reply was lost"
-        finally:
-            for line in lines:
-                line.losing = False
+    def reply_lost(self, client: ClaimBackend) -> AbstractContextManager[None]:
+        return losing_replies(through(client, self._proxies))
 
 
 class ValkeyHarness(RedisHarness):
