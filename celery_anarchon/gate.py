@@ -16,12 +16,12 @@ from itertools import count
 from typing import Any
 
 from celery_anarchon import wire
-from celery_anarchon.backends.runs import RunHold, Start, StartResult, Unstarted
+from celery_anarchon.backends.runs import Start, StartResult, Unstarted
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.copies import Copies, forget, is_of_lost_connection, is_waited_for, show_running
 from celery_anarchon.errors import AnarchonError
 from celery_anarchon.events import ClaimForgotten
-from celery_anarchon.held import Held
+from celery_anarchon.held import Held, hold_of
 from celery_anarchon.keeper import Keeper
 from celery_anarchon.model import GRANTED, GateAnswer, Millis, OnUnknown, Overlap, Terms
 from celery_anarchon.options import Settings
@@ -268,13 +268,20 @@ class Gate:
         if not held.answered:
             self._keeper.add(held)
         try:
-            return self._execute(request)
+            result = self._execute(request)
         except BaseException as error:
             if held.begun:
                 broken_off(request, held, self._keeper, error)
             elif not held.ended:
                 self._keeper.give_back(held.hold, start.attempt) if held.answered else self._take_back(delivery)
             raise
+        if self._enforces_timeout:
+            held.handed = request._apply_result
+            if held.handed is None:
+                # A pool that is closed takes nothing, without a word.
+                held.begun = False
+                self._keeper.give_back_unbegun(held)
+        return result
 
     def _timeout(self, request: Any) -> float | None:
         """Seconds of its body after which the keeper has to end the run, because this pool cannot."""
@@ -360,21 +367,18 @@ class Gate:
     @staticmethod
     def _unanswered(ticket: Ticket) -> Held:
         start = ticket.start
-        hold = RunHold(job=start.job, slot=start.slot, attempt=start.attempt, retries=start.retries, token=start.token)
         # It has no lease that could end, and is not lost before the store says so.
         return Held(
-            hold, start.terms.lease, math.inf, start.attempt, start=start, answered=False, followed=ticket.followed
+            *(hold_of(start, start.attempt), start.terms.lease, math.inf, start.attempt),
+            start=start,
+            answered=False,
+            followed=ticket.followed,
         )
 
     def _take_back(self, delivery: Delivery) -> None:
         """The question may have been answered yes without our hearing it: undo that, whatever attempt was granted."""
         if delivery.asked:
-            start = delivery.ticket.start
-            for attempt in (start.attempt, start.attempt + 1):
-                hold = RunHold(
-                    job=start.job, slot=start.slot, attempt=attempt, retries=start.retries, token=start.token
-                )
-                self._keeper.give_back(hold, start.attempt)
+            self._keeper.doubt(delivery.ticket.start)
 
     def stop(self) -> None:
         """The worker stops: what is held goes back to the broker with its connection, and its starts are undone."""

@@ -38,6 +38,8 @@ class Held:
     ended: bool = False
     stopped: bool = False
     """Its body was cut short by a stop of the worker or of its connection."""
+    handed: Callable[[], Any] | None = None
+    """What a pool of processes made of it, or None when that is no more."""
     start: Start | None = None
     """The question to which no answer came before the body started all the same (``on_unknown=repeat``)."""
     answered: bool = True
@@ -63,3 +65,8 @@ class Told:
 
     def __bool__(self) -> bool:
         return bool(self.backs or self.ends or self.tries or self.unstarted or self.releases)
+
+
+def hold_of(start: Start, attempt: int) -> RunHold:
+    """Of a question to which that attempt was granted, or may have been."""
+    return RunHold(job=start.job, slot=start.slot, attempt=attempt, retries=start.retries, token=start.token)

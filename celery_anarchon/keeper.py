@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError
 from celery_anarchon.events import Fanout, HoldLost, Settled
 from celery_anarchon.forks import ForkLock
-from celery_anarchon.held import End, Held, Told
+from celery_anarchon.held import End, Held, Told, hold_of
 from celery_anarchon.interrupts import Bell, Undisturbed
 from celery_anarchon.model import GRANTED, GateAnswer, Millis, RunState
 from celery_anarchon.outage import Outage
@@ -82,6 +83,8 @@ class Keeper:
         """By token."""
         self._unanswered: dict[str, Held] = {}
         """By token: whose bodies run, or ran, and the store has not said yet whether they may."""
+        self._doubts: list[Start] = []
+        """Questions that may have been granted unheard, who knows which attempt, of deliveries that do not start."""
         self._told = Told()
         self._lock = threading.RLock()
         """Of the three above: never held over a call to the store. Not a plain one: Celery's handler of a stop may find
@@ -133,6 +136,8 @@ class Keeper:
         return result, held
 
     def _ask(self, start: Start) -> StartResult:
+        if self._told.backs or self._doubts:
+            self._give_back_of(start)
         ends = self._ends_to_tell_along()
         if not ends:
             return self._backend.start([start])[0]
@@ -140,11 +145,23 @@ class Keeper:
         self._ends_were_told(ends, told)
         return results[0]
 
+    def _give_back_of(self, start: Start) -> None:
+        """What goes back of this very run goes before its next delivery asks, which would be told that it runs."""
+        run = (start.job, start.slot)
+        with self._lock:
+            doubts = [one for one in self._doubts if (one.job, one.slot) == run]
+        self._undo(doubts)
+        with self._lock:
+            backs = [one for one in self._told.backs if (one.job, one.slot) == run]
+        if backs:
+            self._backend.give_back(backs)
+            with self._lock:
+                self._told.backs = [one for one in self._told.backs if one not in backs]
+
     def _hold(self, start: Start, attempt: int, asked: float) -> Held:
-        hold = RunHold(job=start.job, slot=start.slot, attempt=attempt, retries=start.retries, token=start.token)
         lease = start.terms.lease
         # A lease is not older than the question to which it was granted.
-        held = Held(hold, lease, asked + lease / 1000, start.attempt, begun=False)
+        held = Held(hold_of(start, attempt), lease, asked + lease / 1000, start.attempt, begun=False)
         with self._lock:
             self._held[start.token] = held
         self.begin()
@@ -192,9 +209,31 @@ class Keeper:
             self._told.backs.append(GiveBack(**vars(hold), message_attempt=message_attempt))
         self._wake.set()
 
-    def begins(self, held: Held) -> bool:
-        """The next thing that happens is its body. False: it must not, since the run is not held here any more."""
+    def doubt(self, start: Start) -> None:
+        """Whether this was granted nobody knows, and its body will not begin: to be undone."""
         with self._lock:
+            self._doubt(start)
+        self._wake.set()
+
+    def _doubt(self, start: Start) -> None:
+        """With the lock held."""
+        if start.acks_late and start.terms.max_attempts is None:
+            # Redeliveries say what the message always said, whichever attempt they are granted.
+            self._doubts.append(start)
+            return
+        for attempt in (start.attempt, start.attempt + 1):
+            self._told.backs.append(GiveBack(**vars(hold_of(start, attempt)), message_attempt=start.attempt))
+
+    def begins(self, held: Held) -> bool:
+        """The next thing that happens is its body. False: it must not, since the run is not held here any more. Called
+        by threads of a pool: it may have waited for one, and its worker may have been frozen meanwhile.
+        """
+        if held.answered and self._clock.monotonic() > held.until:
+            self._look_after(held)
+        with self._lock:
+            if held.refused:
+                self._held.pop(held.hold.token, None)
+                held.ended = True
             if self._held.get(held.hold.token) is not held:
                 return False
             held.begun = True
@@ -204,6 +243,11 @@ class Keeper:
             self._wake.set()
         return True
 
+    def _look_after(self, held: Held) -> None:
+        """Whether the store still names this worker, where that is not sure. Without an answer it stays so."""
+        with suppress(AnarchonError), self._io:
+            self._renew_some([held])
+
     def give_back_unbegun(self, held: Held) -> bool:
         """Give *held* back if its body surely has not begun; from here on it will not. Whether that is so."""
         with self._lock:
@@ -211,12 +255,24 @@ class Keeper:
                 return False
             self._unanswered.pop(held.hold.token, None)
             held.ended = True
-            # Without an answer nobody knows which attempt was granted.
-            for more in (0,) if held.answered else (0, 1):
-                hold = replace(held.hold, attempt=held.hold.attempt + more)
-                self._told.backs.append(GiveBack(**vars(hold), message_attempt=held.message_attempt))
+            if held.answered:
+                self._told.backs.append(GiveBack(**vars(held.hold), message_attempt=held.message_attempt))
+            elif held.start is not None:
+                self._doubt(held.start)
         self._wake.set()
         return True
+
+    def handed_over(self) -> list[Held]:
+        """What pools of processes have, and have not ended."""
+        with self._lock:
+            return [held for held in self._held.values() if held.handed is not None and not held.ended]
+
+    def leave(self, held: Held) -> None:
+        """Nobody will say how it ends, or whether it begins: its lease is not renewed any more."""
+        with self._lock:
+            self._held.pop(held.hold.token, None)
+            self._unanswered.pop(held.hold.token, None)
+            held.ended = True
 
     def unstarted(self, message: Unstarted) -> None:
         """A message is gone that never asked to start."""
@@ -280,7 +336,7 @@ class Keeper:
     def _others_wait(self) -> bool:
         """Whether there is something to tell or to ask that goes along with no question."""
         told = self._told
-        return bool(told.backs or told.tries or told.unstarted or told.releases or self._unanswered)
+        return bool(told.backs or told.tries or told.unstarted or told.releases or self._unanswered or self._doubts)
 
     def turn(self) -> None:
         """Tell what there is to tell, and heartbeat when it is time. Raises nothing."""
@@ -295,6 +351,7 @@ class Keeper:
             self._time_out()
             self._ready()
             self._ask_again()
+            self._undo(self._doubts)
             self._tell()
             if self._clock.monotonic() >= self._beat_at:
                 self._renew()
@@ -344,6 +401,19 @@ class Keeper:
             answers = self._backend.start([held.start for held in some if held.start is not None])
             for held, result in zip(some, answers, strict=True):
                 self._answered(held, result, asked)
+
+    def _undo(self, doubts: Sequence[Start]) -> None:
+        """Which attempt was granted the store knows, and says so when it is asked as the same delivery (R2). One that
+        it grants only now is given back as well."""
+        for first in range(0, len(doubts), ROWS_A_CALL):
+            some = doubts[first : first + ROWS_A_CALL]
+            answers = self._backend.start(some)
+            with self._lock:
+                self._doubts = [one for one in self._doubts if one not in some]
+                for start, result in zip(some, answers, strict=True):
+                    if result.answer in GRANTED:
+                        hold = vars(hold_of(start, result.attempt))
+                        self._told.backs.append(GiveBack(**hold, message_attempt=start.attempt))
 
     def _answered(self, held: Held, result: StartResult, asked: float) -> None:
         granted = result.answer in GRANTED
@@ -413,15 +483,17 @@ class Keeper:
         with self._lock:
             held = [held for held in self._held.values() if held.answered and not (held.refused or held.ended)]
         for start in range(0, len(held), ROWS_A_CALL):
-            some = held[start : start + ROWS_A_CALL]
-            asked = self._clock.monotonic()
-            for run, kept in zip(some, self._backend.heartbeat([run.hold for run in some]), strict=True):
-                if kept:
-                    run.until = asked + run.lease / 1000
-                elif not run.ended:
-                    run.refused = True
-                    logger.warning("%s attempt %d is not this worker's any more: lost", run.name, run.hold.attempt)
-                    self.fanout.emit(HoldLost(job=run.hold.job, slot=run.hold.slot, attempt=run.hold.attempt))
+            self._renew_some(held[start : start + ROWS_A_CALL])
+
+    def _renew_some(self, held: Sequence[Held]) -> None:
+        asked = self._clock.monotonic()
+        for run, kept in zip(held, self._backend.heartbeat([run.hold for run in held]), strict=True):
+            if kept:
+                run.until = asked + run.lease / 1000
+            elif not (run.ended or run.refused):
+                run.refused = True
+                logger.warning("%s attempt %d is not this worker's any more: lost", run.name, run.hold.attempt)
+                self.fanout.emit(HoldLost(job=run.hold.job, slot=run.hold.slot, attempt=run.hold.attempt))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -445,8 +517,9 @@ class Keeper:
             thread.join(LAST_WORDS)
         if self._io.acquire(timeout=LAST_WORDS):
             try:
-                if self._opened and (self._outage.remaining() == 0 or self._told or self._unanswered):
+                if self._opened and (self._outage.remaining() == 0 or self._told or self._unanswered or self._doubts):
                     self._ask_again()
+                    self._undo(self._doubts)
                     self._tell()
                     self._backend.worker_left(self._presence.owner)
             except Exception as error:

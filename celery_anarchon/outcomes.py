@@ -22,6 +22,7 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTermi
 from celery.worker import state
 
 from celery_anarchon import wire
+from celery_anarchon.copies import forget
 from celery_anarchon.held import Held
 from celery_anarchon.keeper import Keeper
 from celery_anarchon.model import Millis, RunState, Terms
@@ -57,13 +58,14 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
             _unfollow(request, held)
 
     def failed(info: Any, *args: Any, **kwargs: Any) -> Any:
-        retried = _watch_retry_of_lost_worker(request)
+        retried, requeued = _watch(request, "_retry_worker_lost"), _watch(request, "reject")
         try:
             return on_failure(info, *args, **kwargs)
         finally:
-            if retried:
+            if any(answer for answer, _ in retried):
                 keeper.retry(held, delay_of(Retry(when=request.task.default_retry_delay)))
-            _end(request, held, terms, keeper, _unwrapped(info.exception))
+            goes_back = any(given.get("requeue") for _, given in requeued)
+            _end(request, held, terms, keeper, _unwrapped(info.exception), goes_back)
             _unfollow(request, held)
 
     def timed_out(soft: bool, timeout: Any) -> Any:
@@ -108,8 +110,8 @@ def _unfollow(request: Any, held: Held) -> None:
     except AttributeError:
         # Failures come here twice.
         pass
-    if "_retry_worker_lost" in vars(request):
-        del request._retry_worker_lost
+    for name in ("_retry_worker_lost", "reject"):
+        vars(request).pop(name, None)
 
 
 def _watch_body(request: Any, held: Held, keeper: Keeper) -> None:
@@ -118,7 +120,12 @@ def _watch_body(request: Any, held: Held, keeper: Keeper) -> None:
 
     def accepted(*args: Any, **kwargs: Any) -> Any:
         if not keeper.begins(held):
-            raise NotHeld(f"{held.name} was given back before its body began")
+            if not held.refused:
+                raise NotHeld(f"{held.name} was given back before its body began")
+            # As at the gate: another has the run, and its result.
+            request.acknowledge()
+            forget(request)
+            raise NotHeld(f"{held.name} is somebody else's since, and its body had not begun")
         try:
             return on_accepted(*args, **kwargs)
         except BaseException:
@@ -166,8 +173,10 @@ def broken_off(request: Any, held: Held, keeper: Keeper, error: BaseException | 
 
 def _was_killed(outcome: Any) -> bool:
     """Pools of greenlets report one that was killed as a success without a result and without a runtime."""
+    # False itself: of a success that a redelivery finds done, a tracer says 0 and no runtime either
+    # (worker_deduplicate_successful_tasks).
     failed, _, runtime = outcome
-    return not failed and runtime is None
+    return failed is False and runtime is None
 
 
 def _killed(request: Any, held: Held, keeper: Keeper) -> None:
@@ -178,14 +187,15 @@ def _killed(request: Any, held: Held, keeper: Keeper) -> None:
         keeper.release(held)
 
 
-def _end(request: Any, held: Held, terms: Terms, keeper: Keeper, error: BaseException) -> None:
-    """What a body's exception means. Retry has its callback, and ends nothing here."""
+def _end(request: Any, held: Held, terms: Terms, keeper: Keeper, error: BaseException, goes_back: bool) -> None:
+    """What a body's exception means. Retry has its callback, and ends nothing here. *goes_back*: Celery has just put
+    the message back."""
     if isinstance(error, Retry):
         return
     if held.stopped:
         keeper.release(held)
     elif isinstance(error, GONE):
-        _worker_lost(request, held, terms, keeper)
+        _worker_lost(request, held, terms, keeper, goes_back)
     elif isinstance(error, Reject) and error.requeue and request.task.acks_late:
         keeper.release(held)
     else:
@@ -207,34 +217,33 @@ def outcome_of(error: BaseException) -> tuple[RunState, str]:
     return RunState.FAILED, "exception"
 
 
-def _worker_lost(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
+def _worker_lost(request: Any, held: Held, terms: Terms, keeper: Keeper, goes_back: bool) -> None:
     """The process that ran the body is gone: the next attempt may begin at once, if there is to be one."""
-    task = request.task
     stored: Callable[[], Any] = getattr(request, "_success_was_stored", bool)
     if stored():
         keeper.settle(held, RunState.SUCCEEDED)
     elif terms.max_attempts is not None and held.hold.attempt < terms.max_attempts:
         keeper.release(held)
-    elif terms.max_attempts is None and task.acks_late and task.reject_on_worker_lost:
-        # Stock puts the message back, and its redelivery is the next attempt.
+    elif terms.max_attempts is None and goes_back:
+        # Its redelivery is the next attempt.
         keeper.release(held)
     else:
         keeper.settle(held, RunState.LOST, "worker-lost")
 
 
-def _watch_retry_of_lost_worker(request: Any) -> list[bool]:
-    """Where Celery publishes a retry of its own for a lost worker: filled once it did."""
-    done: list[bool] = []
-    publish = getattr(request, "_retry_worker_lost", None)
-    if publish is not None:
+def _watch(request: Any, name: str) -> list[tuple[Any, dict[str, Any]]]:
+    """What Celery makes of a failure in that method of *request*: what the method answers, and the keywords it gets.
+    Not every Celery has it."""
+    done: list[tuple[Any, dict[str, Any]]] = []
+    method = getattr(request, name, None)
+    if method is not None:
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            answer = publish(*args, **kwargs)
-            if answer:
-                done.append(True)
+            answer = method(*args, **kwargs)
+            done.append((answer, kwargs))
             return answer
 
-        request._retry_worker_lost = watched
+        setattr(request, name, watched)
     return done
 
 

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery, bootsteps, signals
 
-from celery_anarchon import __version__, wire
+from celery_anarchon import __version__, dropped, wire
 from celery_anarchon.backends.runs import RunBackend, Worker
 from celery_anarchon.choice import app_name, choose_backend, own_settings
 from celery_anarchon.errors import ConfigurationError
@@ -59,7 +59,7 @@ class WorkerSide:
             again=lambda request: self._again(worker, request),
             later=lambda seconds, step: worker.timer.call_after(seconds, step),
             room=lambda: _room_for_one_more(worker),
-            enforces_timeout="prefork" in str(getattr(worker.pool_cls, "__module__", worker.pool_cls)),
+            enforces_timeout=_of_processes(worker),
         )
 
     @staticmethod
@@ -71,6 +71,11 @@ class WorkerSide:
     def stop(self) -> None:
         self.gate.stop()
         self.keeper.stop()
+
+
+def _of_processes(worker: Any) -> bool:
+    """Its pool has children, and stops them at a time limit."""
+    return "prefork" in str(getattr(worker.pool_cls, "__module__", worker.pool_cls))
 
 
 _sides: WeakKeyDictionary[Celery, WorkerSide] = WeakKeyDictionary()
@@ -112,6 +117,8 @@ class GateStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, parent: Any) -> None:
         if self.side is not None:
+            if _of_processes(parent):
+                dropped.watch(parent.pool, self.side.keeper)
             self.side.keeper.begin()
 
     def stop(self, parent: Any) -> None:

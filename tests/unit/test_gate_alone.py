@@ -13,7 +13,7 @@ from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from unit.test_keeper import SECOND, TERMS, Desk
 
-from celery_anarchon import wire
+from celery_anarchon import dropped, wire
 from celery_anarchon.backends.base import ClaimRequest
 from celery_anarchon.backends.runs import RunHold, Settlement, Start
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
@@ -29,6 +29,8 @@ class Asked:
     """A request at the gate, as much of it as the gate looks at."""
 
     time_limits = (None, None)
+    _apply_result: Any = staticmethod(lambda: None)
+    """What a pool of processes made of it."""
 
     def __init__(self, header: dict[str, Any], *, acks_late: bool = False, redelivered: bool = False) -> None:
         self.id = wire.run_id(header["ns"], header["job"], wire.parse_time(header["slot"]))
@@ -357,3 +359,61 @@ def test_a_header_that_nobody_of_ours_wrote_ends_no_worker(wrong: dict[str, Any]
     door.gate(request)
     assert door.executed == [request]
     assert "start" not in door.desk.backend.told
+
+
+def test_a_closed_pool_takes_nothing_without_a_word() -> None:
+    """A worker that stops has closed its pool, and what comes to it then goes back: released, it would have cost an
+    attempt, and with max_attempts=1 the run."""
+    door = Door()
+    request = door.request()
+    request._apply_result = None
+    door.desk.claim("job", TERMS)
+    door.gate(request)
+    door.desk.keeper.turn()
+    assert door.desk.run().state is RunState.QUEUED and not request.acknowledged
+    door.desk.keeper.stop()
+    assert door.desk.reader.lapsed(10) == []
+
+
+class Pool:
+    """Of processes. Its jobs are the numbers of those that it has taken."""
+
+    def __init__(self, forgets: bool) -> None:
+        self.jobs: dict[int, Any] = {}
+        self.forgets = forgets
+
+    def take(self, request: Any, written: bool, accepted: bool) -> None:
+        number = len(self.jobs)
+        job = SimpleNamespace(
+            _job=number, _cache=self.jobs, _accepted=accepted, _write_to="a process" if written else None
+        )
+        self.jobs[number] = job
+        request._apply_result = lambda: job
+
+    def flush(self) -> None:
+        if self.forgets:
+            for number, job in list(self.jobs.items()):
+                if not job._accepted:
+                    del self.jobs[number]
+
+
+@pytest.mark.parametrize("forgets", [True, False], ids=["Celery 5.7", "earlier"])
+def test_what_a_pool_drops_with_the_broker(forgets: bool) -> None:
+    """Nobody says so: its leases would be renewed for ever, and its redeliveries be refused."""
+    door = Door()
+    pool = Pool(forgets)
+    dropped.watch(pool, door.desk.keeper)
+    for job, written, accepted in (("waits", False, False), ("on its way", True, False), ("runs", True, True)):
+        door.desk.claim(job, TERMS)
+        request = door.request(job)
+        pool.take(request, written, accepted)
+        door.gate(request)
+    pool.flush()
+    door.desk.clock.advance(20 * SECOND)
+    door.desk.keeper.turn()
+    assert door.desk.run("waits").state is RunState.QUEUED
+    door.desk.clock.advance(20 * SECOND)
+    assert [claim.job for claim in door.desk.reader.lapsed(10)] == (["on its way"] if forgets else [])
+    door.desk.keeper.turn()
+    assert door.desk.keeper.lost("none") is None
+    assert door.desk.run("runs").state is RunState.RUNNING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from celery_anarchon.testing.clock import ManualClock
 
 SECOND = 1_000
 TERMS = Terms(lease=30 * SECOND, queue_timeout=3_600 * SECOND, max_attempts=2)
+UNCOUNTED = replace(TERMS, max_attempts=None)
 
 
 class Noted(MemoryBackend):
@@ -87,10 +89,14 @@ class Desk:
         self.keeper.begin = lambda: None  # type: ignore[method-assign]
         self.slot = self.clock.wall()
 
-    def ask(self, job: str = "job", attempt: int = 1) -> tuple[StartResult, Held | None]:
-        request = ClaimRequest(job=job, slot=self.slot, owner="b", beat="b", lease=SECOND, terms=TERMS)
+    def claim(self, job: str, terms: Terms) -> None:
+        """And its message is sent."""
+        request = ClaimRequest(job=job, slot=self.slot, owner="b", beat="b", lease=SECOND, terms=terms)
         self.reader.claim([request])
         self.reader.confirm([Confirmation(job=job, slot=self.slot, owner="b", attempt=1, late=0)])
+
+    def ask(self, job: str = "job", attempt: int = 1) -> tuple[StartResult, Held | None]:
+        self.claim(job, TERMS)
         return self.keeper.ask(
             Start(job=job, slot=self.slot, attempt=attempt, retries=0, token=job, worker="w", terms=TERMS)
         )
@@ -105,9 +111,7 @@ class Desk:
 
     def start_without_answer(self, terms: Terms = TERMS) -> Held:
         """A body that runs though the store could not be asked."""
-        request = ClaimRequest(job="job", slot=self.slot, owner="b", beat="b", lease=SECOND, terms=terms)
-        self.reader.claim([request])
-        self.reader.confirm([Confirmation(job="job", slot=self.slot, owner="b", attempt=1, late=0)])
+        self.claim("job", terms)
         start = Start(job="job", slot=self.slot, attempt=1, retries=0, token="job", worker="w", terms=terms)
         hold = RunHold(job="job", slot=self.slot, attempt=1, retries=0, token="job")
         held = Held(hold, terms.lease, math.inf, start=start, answered=False)
@@ -506,6 +510,63 @@ def test_a_stop_gives_back_what_has_not_begun_and_was_not_answered(desk: Desk, g
     desk.keeper.stop()
     assert desk.run().state is (RunState.QUEUED if granted == 1 else RunState.CLAIMED)
     assert desk.run().attempt == granted
+
+
+def redelivered(desk: Desk, times: int) -> Start:
+    """The last question of a message that was delivered so often, each time to a worker that died. It was granted."""
+    desk.claim("job", UNCOUNTED)
+    first = Start(job="job", slot=desk.slot, attempt=1, retries=0, token="0", worker="w", terms=UNCOUNTED)
+    for number in range(1, times + 1):
+        question = replace(first, token=str(number), acks_late=True)
+        assert desk.reader.start([question])[0] == StartResult(GateAnswer.START, number)
+        if number < times:
+            desk.clock.advance(UNCOUNTED.lease + 1)
+    return question
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 5])
+def test_what_may_have_been_granted_is_undone_whichever_attempt_it_was(desk: Desk, times: int) -> None:
+    """Redeliveries of what acknowledges late say attempt 1 for ever."""
+    desk.keeper.doubt(redelivered(desk, times))
+    desk.keeper.turn()
+    # The message, or a beat, goes on at once.
+    assert desk.run().state is (RunState.QUEUED if times == 1 else RunState.CLAIMED)
+    assert [claim.attempt for claim in desk.reader.lapsed(10)] == ([] if times == 1 else [times])
+
+
+def test_what_goes_back_goes_before_the_next_delivery_asks(desk: Desk) -> None:
+    """A worker that loses its broker gives back what has not begun, and has it again at once."""
+    held, other = desk.start("job"), desk.start("other")
+    held.begun = other.begun = False
+    assert desk.keeper.give_back_unbegun(held) and desk.keeper.give_back_unbegun(other)
+    start = Start(job="job", slot=desk.slot, attempt=1, retries=0, token="again", worker="w", terms=TERMS)
+    assert desk.keeper.ask(start)[0] == StartResult(GateAnswer.START, 1)
+    assert desk.run("other").state is RunState.RUNNING, "one run's question waits for nothing of another's"
+    desk.keeper.turn()
+    assert (desk.run("other").state, desk.run("job").state) == (RunState.QUEUED, RunState.RUNNING)
+
+
+def test_what_another_has_meanwhile_does_not_begin(desk: Desk) -> None:
+    """Threads and greenlets: granted, it may wait for one for as long as the bodies before it take."""
+    held = desk.start()
+    held.begun = False
+    desk.clock.advance(TERMS.lease + 1)
+    again = Start(job="job", slot=desk.slot, attempt=1, retries=0, token="other", worker="other", terms=TERMS)
+    assert desk.reader.start([again])[0] == StartResult(GateAnswer.START, 2)
+    assert desk.keeper.begins(held) is False and held.refused
+    desk.keeper.stop()
+    assert (desk.run().state, desk.run().attempt) == (RunState.RUNNING, 2)
+
+
+@pytest.mark.parametrize("failure", [None, BackendUnavailable("away")])
+def test_a_lease_that_nobody_took_lets_the_body_begin(desk: Desk, failure: Exception | None) -> None:
+    held = desk.start()
+    held.begun = False
+    desk.clock.advance(TERMS.lease + 1)
+    if failure is not None:
+        desk.backend.failing["heartbeat"] = failure
+    assert desk.keeper.begins(held) is True
+    assert desk.keeper.lost("job") is (failure is not None)
 
 
 def test_a_stop_does_not_release_a_body_that_still_runs(desk: Desk) -> None:

@@ -46,9 +46,15 @@ class Told:
         self.ends.append("released")
 
 
+class Anything(SimpleNamespace):
+    """Has the identity that Celery's lists of requests want."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
 def request_of(task_id: str, answer: Callable[..., Any] = lambda *_, **__: None) -> Any:
     names = ("on_success", "on_failure", "on_timeout", "on_retry", "_announce_revoked", "_announce_cancelled")
-    return SimpleNamespace(id=task_id, **dict.fromkeys(names, answer))
+    return Anything(id=task_id, **dict.fromkeys(names, answer))
 
 
 def followed(request: Any, begun: bool | None = None) -> Told:
@@ -63,6 +69,8 @@ def followed(request: Any, begun: bool | None = None) -> Told:
     [
         ((0, "result", 0.1), False, (RunState.SUCCEEDED, None)),
         ((0, None, 0.0), True, (RunState.SUCCEEDED, None)),
+        # What a redelivery finds done already (worker_deduplicate_successful_tasks).
+        ((0, None, None), False, (RunState.SUCCEEDED, None)),
         ((False, None, None), True, (RunState.FAILED, "revoked")),
         ((False, None, None), False, "released"),
     ],
@@ -123,6 +131,37 @@ def test_the_retry_of_a_lost_worker_is_due_when_celery_sends_it() -> None:
     told = followed(request)
     request.on_failure(SimpleNamespace(exception=WorkerLostError("gone")))
     assert told.ends[0] == ("retry", 180_000)
+
+
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_a_lost_process_leaves_to_the_broker_what_celery_puts_back(goes_back: bool) -> None:
+    """And nothing else: with its own retries used up, Celery 5.7 acknowledges what it would have put back."""
+    request = request_of("lost", lambda *_, **__: request.reject(requeue=goes_back))
+    request.task = SimpleNamespace(default_retry_delay=180, acks_late=True, reject_on_worker_lost=True)
+    request.reject = lambda requeue: None
+    told = followed(request)
+    request.on_failure(SimpleNamespace(exception=WorkerLostError("gone")))
+    assert told.ends == ["released" if goes_back else (RunState.LOST, "worker-lost")]
+
+
+def test_what_another_has_before_the_body_began_is_dropped() -> None:
+    """As at the gate: acknowledged, without a result."""
+    request = request_of("late")
+    request.on_accepted = request.execute_using_pool = lambda *_, **__: None
+    acknowledged: list[bool] = []
+    request.acknowledge = lambda: acknowledged.append(True)
+    told: Any = Told()
+    told.holds = False
+    hold = RunHold(job="job", slot=1_000, attempt=1, retries=0, token="t")
+    held = Held(hold, 30_000, math.inf, begun=False)
+    follow(request, held, Terms(lease=30_000, queue_timeout=60_000), told)
+    with pytest.raises(NotHeld, match="given back"):
+        request.on_accepted(1, 0.0)
+    assert not acknowledged, "its broker is to deliver it again"
+    held.refused = True
+    with pytest.raises(NotHeld, match="somebody else's"):
+        request.on_accepted(1, 0.0)
+    assert acknowledged == [True]
 
 
 class Request:

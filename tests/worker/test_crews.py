@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -10,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 from support.beats import ENOUGH, until
 from support.crew import HEARTBEAT, LEASE, OVERDUE, Crew, job
+from support.redis_servers import RESP2
 
 from celery_anarchon import wire
 from celery_anarchon.model import OnUnknown, Run, RunState, Terms
@@ -21,6 +24,9 @@ pytestmark = pytest.mark.fleet
 LONG = os.environ.get("ANARCHON_PROFILE") == "long"
 VISIBILITY, BODY = (5, 20) if LONG else (2, 8)
 """Seconds until the broker delivers again what was not acknowledged, and of a body that is longer."""
+
+LASTING = {"anarchon_lease": 60.0, "anarchon_heartbeat": HEARTBEAT}
+"""Leases that nobody waits for the end of."""
 
 ENDS = {RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.LOST, RunState.LOST_IN_QUEUE}
 
@@ -194,6 +200,64 @@ def test_a_worker_frozen_before_it_knows(crew: Callable[..., Crew], pool: str) -
     (fleet.folder / "go").touch()
     fleet.ended("job", start["slot"], RunState.SUCCEEDED)
     assert len(fleet.lines("start", slot=start["slot"])) == 1
+
+
+def lose_connections(raw: Any) -> None:
+    """All but its own."""
+    own = str(raw.client_id())
+    for client in raw.client_list():
+        if client["id"] != own:
+            raw.client_kill_filter(_id=client["id"])
+
+
+@pytest.mark.parametrize("pool", ["prefork"])
+def test_a_broker_lost_before_the_body_begins(crew: Callable[..., Crew], pool: str) -> None:
+    """Celery forgets what its pool has not begun, for the broker delivers it again; and so does its worker here."""
+    fleet = crew(
+        jobs={
+            "long": job("work", 1, kwargs={"until": "go"}, overlap="skip"),
+            "short": job("work", 1, max_attempts=1, overlap="skip"),
+        },
+        # What a lost connection leaves is delivered again.
+        settings={"broker_transport_options": OVERDUE, **LASTING},
+    )
+    slots = dict(fleet.sent_to_nobody(2))
+    with redis.Redis.from_url(fleet.broker, **RESP2) as raw:
+        messages = {json.loads(one)["headers"]["anarchon"]["job"]: one for one in raw.lrange("celery", 0, -1)}
+        raw.delete("celery")
+        worker = fleet.worker("worker", pool, 1)
+        raw.lpush("celery", messages["long"])
+        fleet.started(1, job="long")
+        # The first loss makes room in the worker for one more, behind the body that runs.
+        lose_connections(raw)
+        worker.wait_for_log("Connected to redis", ENOUGH, times=2)
+        raw.lpush("celery", messages["short"])
+        fleet.ended("short", slots["short"], RunState.RUNNING)
+        lose_connections(raw)
+        worker.wait_for_log("goes back: the broker was lost before its body began", ENOUGH)
+        assert not fleet.lines("start", job="short")
+        (fleet.folder / "go").touch()
+        fleet.ended("short", slots["short"], RunState.SUCCEEDED)
+    assert len(fleet.lines("start", job="short")) == 1
+
+
+@pytest.mark.parametrize("pool", ["prefork"])
+def test_a_stop_while_it_asks(crew: Callable[..., Crew], pool: str) -> None:
+    """What a cold stop finds on its way to the pool has cost nothing, and runs elsewhere at once."""
+    fleet = crew(jobs={"job": job("work", 1, max_attempts=1, overlap="skip")}, settings=LASTING)
+    slots = dict(fleet.sent_to_nobody(1))
+    file = fleet.folder / "freeze"
+    file.touch()
+    first = fleet.worker("first", pool, 1, CREW_FREEZES=str(file))
+    until(lambda: first.state == "T", "the freeze")
+    first.send(signal.SIGQUIT)
+    first.thaw()
+    first.wait(ENOUGH)
+    (run,) = fleet.reader.history("job", 1)
+    assert (run.state, run.attempt) == (RunState.QUEUED, 1)
+    fleet.worker("second", pool, 1)
+    fleet.ended("job", slots["job"], RunState.SUCCEEDED)
+    assert [line["attempt"] for line in fleet.lines("start")] == [1]
 
 
 def test_queued_messages_hold_no_lease(crew: Callable[..., Crew]) -> None:
