@@ -78,7 +78,7 @@ def _line(event: events.Event) -> tuple[int, str]:  # noqa: PLR0911, PLR0912 - o
             return logging.WARNING, (
                 f"{event.job}: {event.skipped} slots in a row skipped, because run {run.run_id} of "
                 f"{time_text(instant(run.slot))} is {run.state}{where}; if it is dead: "
-                f"celery anarchon release {shlex.quote(event.job)}"
+                f"celery -A ... anarchon release {shlex.quote(event.job)}"
             )
         case events.NoWorkers():
             return logging.WARNING, (

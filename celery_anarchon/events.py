@@ -85,7 +85,8 @@ class TookOver:
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnded:
-    """A run that no worker will end: its worker is gone and no attempt is left, or nobody started it in time."""
+    """A run of which no body will end: its worker is gone and no attempt is left, nobody started it in time, or its
+    message is gone."""
 
     job: str
     slot: Millis

@@ -20,10 +20,10 @@ from celery_anarchon.backends.runs import Start, StartResult, Unstarted
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.copies import Copies, forget, is_of_lost_connection, is_waited_for, show_running
 from celery_anarchon.errors import AnarchonError
-from celery_anarchon.events import ClaimForgotten
+from celery_anarchon.events import ClaimForgotten, RunEnded
 from celery_anarchon.held import Held, hold_of
 from celery_anarchon.keeper import Keeper
-from celery_anarchon.model import GRANTED, GateAnswer, Millis, OnUnknown, Overlap, Terms
+from celery_anarchon.model import GRANTED, GateAnswer, Millis, OnUnknown, Overlap, RunState, Terms
 from celery_anarchon.options import Settings
 from celery_anarchon.outage import Outage
 from celery_anarchon.outcomes import broken_off, follow
@@ -245,6 +245,10 @@ class Gate:
             return self._start(delivery, held)
         if result.answer is GateAnswer.TRIMMED and not ticket.followed:
             return self._execute(delivery.request)
+        if result.answer is GateAnswer.USED_UP:
+            start = ticket.start
+            lost = RunEnded(job=start.job, slot=start.slot, state=RunState.LOST, reason="attempts-used-up")
+            self._keeper.fanout.emit(lost)
         level = logging.INFO if result.answer is GateAnswer.SETTLED else logging.WARNING
         why = WHY[result.answer] + _on(result.holder)
         logger.log(level, "%s (%s) refused: %s", ticket.name, delivery.request.id, why)
@@ -292,7 +296,7 @@ class Gate:
             self._warned = True
             logger.warning(
                 "this pool cannot stop a task at its time limit: a run that exceeds it is recorded as timed out, "
-                "current_run().lost turns true, and its body runs on"
+                "current_run().lost turns true, and its body may run on"
             )
         return float(limit)
 

@@ -31,7 +31,7 @@ from celery_anarchon.backends.runs import (
 )
 from celery_anarchon.clock import Clock, SystemClock
 from celery_anarchon.errors import AnarchonError
-from celery_anarchon.events import Fanout, HoldLost, Settled
+from celery_anarchon.events import Fanout, HoldLost, RunEnded, Settled
 from celery_anarchon.forks import ForkLock
 from celery_anarchon.held import End, Held, Told, hold_of
 from celery_anarchon.interrupts import Bell, Undisturbed
@@ -460,6 +460,11 @@ class Keeper:
                     self._note_refused(some, answers, logging.INFO, OVERTAKEN)
                 if name == "ends":
                     self._tell_of_ends(some, answers)
+                if name == "unstarted":
+                    for gone, taken in zip(some, answers, strict=True):
+                        if taken:
+                            state = RunState.LOST_IN_QUEUE
+                            self.fanout.emit(RunEnded(job=gone.job, slot=gone.slot, state=state, reason=gone.reason))
 
     def _tell_of_ends(self, ends: Sequence[Settlement], answers: Sequence[bool]) -> None:
         self._note_refused(ends, answers, logging.WARNING, TOO_LATE)

@@ -34,28 +34,32 @@ run_misfired = Signal(name="run_misfired")
 one), ``count`` (how many), ``reason``."""
 
 run_settled = Signal(name="run_settled")
-"""In the worker that ran it, or in the beat that ended it for a worker that is gone: the store has the end of a run.
-``job``, ``slot``, ``run_id``, ``attempt`` (None in a beat), ``state``, ``reason``."""
+"""In the worker that ran it, or whose message it was; or in the beat that ended it for a worker that is gone: the store
+has the end of a run. ``job``, ``slot``, ``run_id``, ``attempt`` (None where no body of it has ended), ``state``,
+``reason``."""
 
 run_lost = Signal(name="run_lost")
-"""In a worker: a run that it executes is not its own any more, another has taken over. In a beat: a run has ended as
-``lost`` or ``lost-in-queue``; `run_settled` is sent, too. ``job``, ``slot``, ``run_id``, ``attempt`` (None in a beat),
-``reason``."""
+"""In a worker: a run that it executes is not its own any more, another has taken over (``taken-over``). In a worker or
+a beat: a run has ended as ``lost`` or ``lost-in-queue``; `run_settled` is sent, too. ``job``, ``slot``, ``run_id``,
+``attempt`` (None where no body of it has ended), ``reason``."""
 
 claim_lost = Signal(name="claim_lost")
 """In a worker: the store had no record of a run that a beat had claimed. In a beat, on a store that only takes claims:
 a claim that was never answered may have been applied. ``job``, ``slot``, ``run_id``, ``reason``."""
 
 
-_OF_EACH_RUN: dict[type[events.Event], Any] = {events.Sent: run_dispatched, events.Settled: run_settled}
+_OF_EACH_RUN: dict[type[events.Event], tuple[Any, ...]] = {
+    events.Sent: (run_dispatched,),
+    events.Settled: (run_settled, run_lost),
+}
 
 
 def wants(kind: type[events.Event]) -> bool:
     """Whether there is a signal of events of that kind; of those of each slot and each run, which are many,
     whether it has a receiver."""
-    signal = _OF_EACH_RUN.get(kind)
-    if signal is not None:
-        return bool(signal.receivers)
+    signals = _OF_EACH_RUN.get(kind)
+    if signals is not None:
+        return any(signal.receivers for signal in signals)
     return kind not in (events.Sending, events.Claimed)
 
 
@@ -79,7 +83,7 @@ def teller(app: Celery, namespace: str) -> events.Listener:
                 attempt = event.attempt if isinstance(event, events.Settled) else None
                 told = {"attempt": attempt, "reason": event.reason}
                 send(run_settled, event.job, event.slot, state=event.state, **told)
-                if isinstance(event, events.RunEnded) and event.state in (RunState.LOST, RunState.LOST_IN_QUEUE):
+                if event.state in (RunState.LOST, RunState.LOST_IN_QUEUE):
                     send(run_lost, event.job, event.slot, **told)
             case events.HoldLost():
                 send(run_lost, event.job, event.slot, attempt=event.attempt, reason="taken-over")

@@ -14,7 +14,7 @@ from support.ticking import run_until
 from celery_anarchon import Anarchon, MemoryBackend, Scheduler, signals, wire
 from celery_anarchon.backends.memory import MemoryStore
 from celery_anarchon.backends.runs import Worker
-from celery_anarchon.events import ClaimUnresolved
+from celery_anarchon.events import ClaimUnresolved, Settled
 from celery_anarchon.model import RunState
 from celery_anarchon.testing.clock import ManualClock
 
@@ -127,3 +127,21 @@ def test_a_receiver_that_raises_hinders_nothing(stage: Stage, caplog: pytest.Log
     assert len(stage.of("run_dispatched")) == 2
     assert "mine" in caplog.text
     assert [str(run.state) for run in stage.anarchon.history("job")] == ["dispatched", "dispatched"]
+
+
+@pytest.mark.parametrize("state", [RunState.LOST, RunState.FAILED])
+def test_a_run_that_its_worker_ends_as_lost(state: RunState) -> None:
+    """Its process died: nobody else will say so."""
+    app = Celery("signals", set_as_current=False)
+    told: list[tuple[str, Any]] = []
+
+    def hear(signal: Any, **given: Any) -> None:
+        told.append((signal.name, given["attempt"]))
+
+    signals.run_lost.connect(hear, sender=app)
+    try:
+        assert signals.wants(Settled), "those of each run are made only if somebody hears them"
+        signals.teller(app, "namespace")(Settled(job="job", slot=1_000, attempt=2, state=state, reason="worker-lost"))
+    finally:
+        signals.run_lost.disconnect(hear, sender=app)
+    assert told == ([("run_lost", 2)] if state is RunState.LOST else [])

@@ -17,6 +17,7 @@ from celery_anarchon import dropped, wire
 from celery_anarchon.backends.base import ClaimRequest
 from celery_anarchon.backends.runs import RunHold, Settlement, Start
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
+from celery_anarchon.events import RunEnded
 from celery_anarchon.gate import Gate
 from celery_anarchon.model import GateAnswer, OnUnknown, RunState, Terms
 from celery_anarchon.options import Settings
@@ -373,6 +374,16 @@ def test_a_closed_pool_takes_nothing_without_a_word() -> None:
     assert door.desk.run().state is RunState.QUEUED and not request.acknowledged
     door.desk.keeper.stop()
     assert door.desk.reader.lapsed(10) == []
+
+
+def test_a_run_that_is_lost_at_the_gate_is_told_of() -> None:
+    door = Door()
+    once = Terms(lease=30 * SECOND, queue_timeout=3_600 * SECOND, max_attempts=1)
+    door.elsewhere(once)
+    door.desk.clock.advance(31 * SECOND)
+    door.gate(door.redelivery(once))
+    told = RunEnded(job="job", slot=door.desk.slot, state=RunState.LOST, reason="attempts-used-up")
+    assert door.desk.run().state is RunState.LOST and door.desk.told == [told]
 
 
 class Pool:

@@ -14,7 +14,7 @@ from celery_anarchon.backends.base import ClaimRequest, Confirmation
 from celery_anarchon.backends.memory import MemoryStore
 from celery_anarchon.backends.runs import RunHold, Start, StartResult, Unstarted, Worker
 from celery_anarchon.errors import BackendUnavailable, OutcomeUnknown
-from celery_anarchon.events import Event, HoldLost, Settled
+from celery_anarchon.events import Event, HoldLost, RunEnded, Settled
 from celery_anarchon.held import Held
 from celery_anarchon.keeper import Keeper
 from celery_anarchon.model import GateAnswer, Run, RunState, Terms
@@ -337,6 +337,14 @@ def test_a_copy_that_expired_does_not_end_the_run(desk: Desk) -> None:
     desk.keeper.unstarted(Unstarted(job="job", slot=desk.slot, attempt=1, retries=0, reason="expired"))
     desk.keeper.turn()
     assert desk.run().state is RunState.RUNNING
+
+
+def test_a_message_that_is_gone_is_told_of(desk: Desk) -> None:
+    desk.claim("job", TERMS)
+    desk.keeper.unstarted(Unstarted(job="job", slot=desk.slot, attempt=1, retries=0, reason="expired"))
+    desk.keeper.turn()
+    assert desk.run().state is RunState.LOST_IN_QUEUE
+    assert desk.told == [RunEnded(job="job", slot=desk.slot, state=RunState.LOST_IN_QUEUE, reason="expired")]
 
 
 def test_a_stop_releases_what_has_not_ended_and_leaves(desk: Desk) -> None:

@@ -241,7 +241,7 @@ def test_a_purged_queue_frees_its_guard(crew: Callable[..., Crew]) -> None:
     # Five skips in a row were said, once by a beat, with the way out.
     warning = (
         f"job: 5 slots in a row skipped, because run {holder.run_id} of {wire.time_text(slot)} is queued; "
-        "if it is dead: celery anarchon release job"
+        "if it is dead: celery -A ... anarchon release job"
     )
     said = [beat.output.count(warning) for beat in beats]
     assert 1 in said and max(said) == 1, said
