@@ -350,13 +350,14 @@ class Keeper:
         try:
             self._time_out()
             self._ready()
-            self._ask_again()
-            self._undo(self._doubts)
-            self._tell()
             if self._clock.monotonic() >= self._beat_at:
+                # First: what cannot be told must cost no lease.
                 self._renew()
                 self._backend.worker_seen(self._presence)
                 self._beat_at = self._clock.monotonic() + self._heartbeat
+            self._ask_again()
+            self._undo(self._doubts)
+            self._tell()
         except AnarchonError as error:
             if self._outage.failed(error):
                 logger.error("the store is away; runs go on, their ends are kept: %s", error)

@@ -265,6 +265,17 @@ def test_an_end_that_cannot_be_told_keeps_no_question_from_its_answer(desk: Desk
     assert desk.run("bad").state is RunState.SUCCEEDED
 
 
+def test_an_end_that_cannot_be_told_costs_no_lease(desk: Desk) -> None:
+    bad, _ = desk.start("bad"), desk.start("other")
+    desk.keeper.settle(bad, RunState.SUCCEEDED)
+    desk.backend.failing["settle"] = OutcomeUnknown("a broken record")
+    for _ in range(20):
+        desk.clock.advance(5 * SECOND)
+        desk.keeper.turn()
+    assert [claim.job for claim in desk.reader.lapsed(10)] == ["bad"]
+    assert desk.keeper.lost("other") is False
+
+
 class Patience:
     """Instead of the keeper's own waiting: at each wait something happens, or nothing."""
 
