@@ -26,7 +26,7 @@ from celery_anarchon.keeper import Keeper
 from celery_anarchon.model import GRANTED, GateAnswer, Millis, OnUnknown, Overlap, RunState, Terms
 from celery_anarchon.options import Settings
 from celery_anarchon.outage import Outage
-from celery_anarchon.outcomes import broken_off, follow
+from celery_anarchon.outcomes import NotHeld, broken_off, follow
 from celery_anarchon.wire import time_text
 
 logger = logging.getLogger("celery_anarchon.worker")
@@ -273,11 +273,15 @@ class Gate:
             self._keeper.add(held)
         try:
             result = self._execute(request)
+        except NotHeld:
+            # On solo. All has been said.
+            return None
         except BaseException as error:
             if held.begun:
                 broken_off(request, held, self._keeper, error)
-            elif not held.ended:
-                self._keeper.give_back(held.hold, start.attempt) if held.answered else self._take_back(delivery)
+            else:
+                held.begun = False
+                self._keeper.give_back_unbegun(held)
             raise
         if self._enforces_timeout:
             held.handed = request._apply_result
@@ -374,6 +378,7 @@ class Gate:
         # It has no lease that could end, and is not lost before the store says so.
         return Held(
             *(hold_of(start, start.attempt), start.terms.lease, math.inf, start.attempt),
+            question=start,
             start=start,
             answered=False,
             followed=ticket.followed,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_anarchon.backends.runs import GiveBack, NextTry, RunHold, Settlement, Start, Unstarted
-from celery_anarchon.model import Millis
+from celery_anarchon.model import GateAnswer, Millis
 from celery_anarchon.wire import time_text
 
 End = tuple[str, Callable[[RunHold], Any]]
@@ -40,6 +40,10 @@ class Held:
     """Its body was cut short by a stop of the worker or of its connection."""
     handed: Callable[[], Any] | None = None
     """What a pool of processes made of it, or None when that is no more."""
+    question: Start | None = None
+    """What was asked for it."""
+    answer: GateAnswer | None = None
+    """The no that it got right before its body would have begun."""
     start: Start | None = None
     """The question to which no answer came before the body started all the same (``on_unknown=repeat``)."""
     answered: bool = True

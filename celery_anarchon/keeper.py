@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -87,7 +86,7 @@ class Keeper:
         """Questions that may have been granted unheard, who knows which attempt, of deliveries that do not start."""
         self._told = Told()
         self._lock = threading.RLock()
-        """Of the three above: never held over a call to the store. Not a plain one: Celery's handler of a stop may find
+        """Of the four above: never held over a call to the store. Not a plain one: Celery's handler of a stop may find
         its thread in here, and makes the pool tell of ends."""
         self._io = ForkLock()
         """One call to the store at a time: a backend is one client. Forks wait for it."""
@@ -161,7 +160,7 @@ class Keeper:
     def _hold(self, start: Start, attempt: int, asked: float) -> Held:
         lease = start.terms.lease
         # A lease is not older than the question to which it was granted.
-        held = Held(hold_of(start, attempt), lease, asked + lease / 1000, start.attempt, begun=False)
+        held = Held(hold_of(start, attempt), lease, asked + lease / 1000, start.attempt, begun=False, question=start)
         with self._lock:
             self._held[start.token] = held
         self.begin()
@@ -225,11 +224,13 @@ class Keeper:
             self._told.backs.append(GiveBack(**vars(hold_of(start, attempt)), message_attempt=start.attempt))
 
     def begins(self, held: Held) -> bool:
-        """The next thing that happens is its body. False: it must not, since the run is not held here any more. Called
-        by threads of a pool: it may have waited for one, and its worker may have been frozen meanwhile.
+        """The next thing that happens is its body. False: it must not, since the run is not held here any more; if that
+        is another's doing, `held.answer` says so.
+
+        Called by threads of a pool. It may have waited for one, as long as the bodies before it took.
         """
-        if held.answered and self._clock.monotonic() > held.until:
-            self._look_after(held)
+        if self._is_lost(held):
+            self._ask_before_the_body(held)
         with self._lock:
             if held.refused:
                 self._held.pop(held.hold.token, None)
@@ -243,10 +244,28 @@ class Keeper:
             self._wake.set()
         return True
 
-    def _look_after(self, held: Held) -> None:
-        """Whether the store still names this worker, where that is not sure. Without an answer it stays so."""
-        with suppress(AnarchonError), self._io:
-            self._renew_some([held])
+    def _ask_before_the_body(self, held: Held) -> None:
+        """Once more, where this worker's hold is in doubt. Without an answer all stays as it was; and nobody waits for
+        one whose store is known to be away."""
+        with self._undisturbed:
+            if self._outage.away or held.question is None or held.ended or not self._is_lost(held):
+                return
+            asked = self._clock.monotonic()
+            try:
+                result = self._backend.start([held.question])[0]
+            except AnarchonError as error:
+                self._is_away(error)
+                return
+            with self._lock:
+                held.refused = result.answer not in GRANTED
+                held.answer = result.answer if held.refused else None
+                if not held.refused:
+                    held.hold = replace(held.hold, attempt=result.attempt)
+                    held.until = asked + held.lease / 1000
+
+    def _is_away(self, error: AnarchonError) -> None:
+        if self._outage.failed(error):
+            logger.error("the store is away; runs go on, their ends are kept: %s", error)
 
     def give_back_unbegun(self, held: Held) -> bool:
         """Give *held* back if its body surely has not begun; from here on it will not. Whether that is so."""
@@ -359,8 +378,7 @@ class Keeper:
             self._undo(self._doubts)
             self._tell()
         except AnarchonError as error:
-            if self._outage.failed(error):
-                logger.error("the store is away; runs go on, their ends are kept: %s", error)
+            self._is_away(error)
         except Exception as error:
             if self._outage.failed(error):
                 logger.exception("unexpected error in the keeper")
@@ -489,17 +507,15 @@ class Keeper:
         with self._lock:
             held = [held for held in self._held.values() if held.answered and not (held.refused or held.ended)]
         for start in range(0, len(held), ROWS_A_CALL):
-            self._renew_some(held[start : start + ROWS_A_CALL])
-
-    def _renew_some(self, held: Sequence[Held]) -> None:
-        asked = self._clock.monotonic()
-        for run, kept in zip(held, self._backend.heartbeat([run.hold for run in held]), strict=True):
-            if kept:
-                run.until = asked + run.lease / 1000
-            elif not (run.ended or run.refused):
-                run.refused = True
-                logger.warning("%s attempt %d is not this worker's any more: lost", run.name, run.hold.attempt)
-                self.fanout.emit(HoldLost(job=run.hold.job, slot=run.hold.slot, attempt=run.hold.attempt))
+            some = held[start : start + ROWS_A_CALL]
+            asked = self._clock.monotonic()
+            for run, kept in zip(some, self._backend.heartbeat([run.hold for run in some]), strict=True):
+                if kept:
+                    run.until = asked + run.lease / 1000
+                elif not run.ended:
+                    run.refused = True
+                    logger.warning("%s attempt %d is not this worker's any more: lost", run.name, run.hold.attempt)
+                    self.fanout.emit(HoldLost(job=run.hold.job, slot=run.hold.slot, attempt=run.hold.attempt))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -22,10 +22,10 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTermi
 from celery.worker import state
 
 from celery_anarchon import wire
-from celery_anarchon.copies import forget
+from celery_anarchon.copies import forget, is_waited_for
 from celery_anarchon.held import Held
 from celery_anarchon.keeper import Keeper
-from celery_anarchon.model import Millis, RunState, Terms
+from celery_anarchon.model import GateAnswer, Millis, RunState, Terms
 
 logger = logging.getLogger("celery_anarchon.worker")
 
@@ -96,7 +96,7 @@ def follow(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
     request.on_success, request.on_failure, request.on_timeout = succeeded, failed, timed_out
     request.on_retry, request._announce_revoked, request._announce_cancelled = retried, was_revoked, was_cancelled
     if held.begun is not None:
-        _watch_body(request, held, keeper)
+        _watch_body(request, held, terms, keeper)
 
 
 def _unfollow(request: Any, held: Held) -> None:
@@ -114,18 +114,22 @@ def _unfollow(request: Any, held: Held) -> None:
         vars(request).pop(name, None)
 
 
-def _watch_body(request: Any, held: Held, keeper: Keeper) -> None:
+def _watch_body(request: Any, held: Held, terms: Terms, keeper: Keeper) -> None:
     """Where the pool calls the body in this process: nothing given back begins, and no error passes by unseen."""
     on_accepted, execute = request.on_accepted, request.execute_using_pool
+    attempt = held.hold.attempt
 
     def accepted(*args: Any, **kwargs: Any) -> Any:
         if not keeper.begins(held):
-            if not held.refused:
-                raise NotHeld(f"{held.name} was given back before its body began")
-            # As at the gate: another has the run, and its result.
-            request.acknowledge()
-            forget(request)
-            raise NotHeld(f"{held.name} is somebody else's since, and its body had not begun")
+            if held.answer is not None and not (held.answer is GateAnswer.DUPLICATE and is_waited_for(request, terms)):
+                # As at the gate: the run and its result are another's. What the store may still need comes again.
+                logger.warning("%s does not begin, it is not this worker's any more: %s", held.name, held.answer)
+                request.acknowledge()
+                forget(request)
+            raise NotHeld(f"{held.name} is not held here any more, and its body had not begun")
+        if held.hold.attempt != attempt:
+            # Granted anew.
+            request.request_dict[wire.HEADER]["attempt"] = held.hold.attempt
         try:
             return on_accepted(*args, **kwargs)
         except BaseException:

@@ -51,7 +51,7 @@ REASONS = {
     "overlap": "an earlier run of the job was still going on (overlap=skip)",
     "publish-error": "its message could not be made, or the broker refused it",
     "publish-unclear": "the broker did not say whether it has its message, until it was too late to ask again",
-    "queue-timeout": "no worker started it within queue_timeout",
+    "queue-timeout": "no worker started it, or its next try, within queue_timeout",
     "rejected": "its body raised Reject",
     "released": "a person let it go (release)",
     "revoked": "it was revoked",

@@ -387,44 +387,71 @@ def test_a_run_that_is_lost_at_the_gate_is_told_of() -> None:
 
 
 class Pool:
-    """Of processes. Its jobs are the numbers of those that it has taken."""
+    """Of processes."""
 
-    def __init__(self, forgets: bool) -> None:
-        self.jobs: dict[int, Any] = {}
-        self.forgets = forgets
+    def __init__(self, early: bool) -> None:
+        self.jobs: dict[str, Any] = {}
+        self.early = early
 
-    def take(self, request: Any, written: bool, accepted: bool) -> None:
-        number = len(self.jobs)
+    def take(self, request: Any, name: str, alive: bool | None, accepted: bool) -> None:
+        """*alive*: the process that it was written to; None: it was not."""
         job = SimpleNamespace(
-            _job=number, _cache=self.jobs, _accepted=accepted, _write_to="a process" if written else None
+            _job=name,
+            _cache=self.jobs,
+            _accepted=accepted,
+            ready=lambda: False,
+            _write_to=None if alive is None else SimpleNamespace(_is_alive=lambda: alive),
         )
-        self.jobs[number] = job
+        self.jobs[name] = job
         request._apply_result = lambda: job
 
     def flush(self) -> None:
-        if self.forgets:
-            for number, job in list(self.jobs.items()):
-                if not job._accepted:
-                    del self.jobs[number]
+        """Before 5.7 it forgets everything, if nothing is on its way just then."""
+        for name, job in list(self.jobs.items()):
+            if self.early or not job._accepted:
+                del self.jobs[name]
 
 
-@pytest.mark.parametrize("forgets", [True, False], ids=["Celery 5.7", "earlier"])
-def test_what_a_pool_drops_with_the_broker(forgets: bool) -> None:
+@pytest.mark.parametrize("early", [True, False], ids=["Celery 5.6", "Celery 5.7"])
+def test_what_a_pool_forgets_with_the_broker(early: bool) -> None:
     """Nobody says so: its leases would be renewed for ever, and its redeliveries be refused."""
     door = Door()
-    pool = Pool(forgets)
+    pool = Pool(early)
     dropped.watch(pool, door.desk.keeper)
-    for job, written, accepted in (("waits", False, False), ("on its way", True, False), ("runs", True, True)):
+    for job, alive, accepted in (
+        ("waits", None, False),
+        ("on its way", True, False),
+        ("went astray", False, False),
+        ("runs", True, True),
+    ):
         door.desk.claim(job, TERMS)
         request = door.request(job)
-        pool.take(request, written, accepted)
+        pool.take(request, job, alive, accepted)
         door.gate(request)
     pool.flush()
     door.desk.clock.advance(20 * SECOND)
     door.desk.keeper.turn()
     assert door.desk.run("waits").state is RunState.QUEUED
     door.desk.clock.advance(20 * SECOND)
-    assert [claim.job for claim in door.desk.reader.lapsed(10)] == (["on its way"] if forgets else [])
+    assert [claim.job for claim in door.desk.reader.lapsed(10)] == ["went astray"]
+    assert {"on its way", "runs"} <= set(pool.jobs), "their ends will be heard"
+
+
+def test_what_runs_without_an_answer_goes_back_when_its_pool_raises() -> None:
+    door = Door()
+    door.desk.claim("job", TERMS)
+    door.desk.backend.failing["start"] = BackendUnavailable("away")
+
+    def refuse(_: Any) -> None:
+        raise OSError("no more processes")
+
+    door.gate._execute = refuse
+    door.gate(door.request())
+    with pytest.raises(OSError, match="no more processes"):
+        door.pass_time(40)
+    door.desk.backend.failing.clear()
+    door.desk.clock.advance(10 * SECOND)
     door.desk.keeper.turn()
-    assert door.desk.keeper.lost("none") is None
-    assert door.desk.run("runs").state is RunState.RUNNING
+    door.desk.keeper.turn()
+    assert door.desk.run().state is RunState.QUEUED and not door.desk.told
+    assert not (door.desk.keeper._held or door.desk.keeper._unanswered)

@@ -565,27 +565,66 @@ def test_what_goes_back_goes_before_the_next_delivery_asks(desk: Desk) -> None:
     assert (desk.run("other").state, desk.run("job").state) == (RunState.QUEUED, RunState.RUNNING)
 
 
-def test_what_another_has_meanwhile_does_not_begin(desk: Desk) -> None:
-    """Threads and greenlets: granted, it may wait for one for as long as the bodies before it take."""
-    held = desk.start()
+def unbegun(desk: Desk, job: str = "job") -> Held:
+    """On threads and greenlets it may wait for one for as long as the bodies before it take."""
+    held = desk.start(job)
     held.begun = False
+    return held
+
+
+def test_what_another_has_meanwhile_does_not_begin(desk: Desk) -> None:
+    held = unbegun(desk)
     desk.clock.advance(TERMS.lease + 1)
     again = Start(job="job", slot=desk.slot, attempt=1, retries=0, token="other", worker="other", terms=TERMS)
     assert desk.reader.start([again])[0] == StartResult(GateAnswer.START, 2)
-    assert desk.keeper.begins(held) is False and held.refused
+    assert desk.keeper.begins(held) is False and held.answer is GateAnswer.STALE
     desk.keeper.stop()
     assert (desk.run().state, desk.run().attempt) == (RunState.RUNNING, 2)
 
 
-@pytest.mark.parametrize("failure", [None, BackendUnavailable("away")])
-def test_a_lease_that_nobody_took_lets_the_body_begin(desk: Desk, failure: Exception | None) -> None:
-    held = desk.start()
-    held.begun = False
-    desk.clock.advance(TERMS.lease + 1)
-    if failure is not None:
-        desk.backend.failing["heartbeat"] = failure
+@pytest.mark.parametrize("wiped", [True, False])
+def test_what_the_store_forgot_may_begin(desk: Desk, wiped: bool) -> None:
+    """A failover lost its start, or all of it: a heartbeat's no says nothing of another."""
+    held = unbegun(desk)
+    space = desk.reader._store.spaces[desk.reader.namespace]
+    record = space.find("job", desk.slot)
+    assert record is not None
+    if wiped:
+        desk.reader._store.spaces.clear()
+        desk.reader.open("app")
+        desk.backend.open("app")
+    else:
+        record.state, record.token = RunState.QUEUED, ""
+    desk.keeper.turn()
+    assert held.refused
     assert desk.keeper.begins(held) is True
-    assert desk.keeper.lost("job") is (failure is not None)
+    assert desk.keeper.lost("job") is False and desk.run().state is RunState.RUNNING
+
+
+def test_a_lease_that_nobody_took_lets_the_body_begin(desk: Desk) -> None:
+    held = unbegun(desk)
+    desk.clock.advance(TERMS.lease + 1)
+    assert desk.keeper.begins(held) is True
+    assert desk.keeper.lost("job") is False and desk.reader.lapsed(10) == []
+
+
+def test_bodies_do_not_wait_for_a_store_that_is_known_to_be_away(desk: Desk) -> None:
+    """One call tells, for all that wait: each would cost its timeout, one after the other."""
+    waiting = [unbegun(desk, job) for job in ("one", "two", "three")]
+    desk.clock.advance(TERMS.lease + 1)
+    desk.backend.failing["start"] = BackendUnavailable("away")
+    assert [desk.keeper.begins(held) for held in waiting] == [True] * 3
+    assert desk.backend.told.count("start") == 1
+    assert desk.keeper.lost("one") is True
+
+
+def test_what_was_given_back_is_not_asked_for_again(desk: Desk) -> None:
+    held = unbegun(desk)
+    assert desk.keeper.give_back_unbegun(held)
+    desk.clock.advance(TERMS.lease + 1)
+    desk.keeper.turn()
+    assert desk.keeper.begins(held) is False and held.answer is None
+    assert desk.run().state is RunState.QUEUED and "start" not in desk.backend.told
 
 
 def test_a_stop_does_not_release_a_body_that_still_runs(desk: Desk) -> None:

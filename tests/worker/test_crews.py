@@ -237,8 +237,9 @@ def test_a_broker_lost_before_the_body_begins(crew: Callable[..., Crew], pool: s
         worker.wait_for_log("goes back: the broker was lost before its body began", ENOUGH)
         assert not fleet.lines("start", job="short")
         (fleet.folder / "go").touch()
-        fleet.ended("short", slots["short"], RunState.SUCCEEDED)
-    assert len(fleet.lines("start", job="short")) == 1
+        for name in ("long", "short"):
+            fleet.ended(name, slots[name], RunState.SUCCEEDED)
+    assert [len(fleet.lines("start", job=name)) for name in ("long", "short")] == [1, 1]
 
 
 @pytest.mark.parametrize("pool", ["prefork"])
