@@ -200,14 +200,6 @@ class Keeper:
         """The body has stopped before its end, and somebody else may go on."""
         self._end(held, ("releases", lambda hold: hold))
 
-    def give_back(self, hold: RunHold, message_attempt: int) -> None:
-        """A start that was granted, or may have been, and whose body surely has not begun."""
-        with self._lock:
-            self._held.pop(hold.token, None)
-            self._unanswered.pop(hold.token, None)
-            self._told.backs.append(GiveBack(**vars(hold), message_attempt=message_attempt))
-        self._wake.set()
-
     def doubt(self, start: Start) -> None:
         """Whether this was granted nobody knows, and its body will not begin: to be undone."""
         with self._lock:

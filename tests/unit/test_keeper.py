@@ -244,7 +244,7 @@ def test_an_end_goes_along_with_the_next_question(desk: Desk) -> None:
     with pytest.raises(OutcomeUnknown):
         desk.start("third")
     desk.backend.failing.clear()
-    desk.keeper.give_back(RunHold(job="third", slot=desk.slot, attempt=1, retries=0, token="third"), 1)
+    desk.keeper.doubt(Start(job="third", slot=desk.slot, attempt=1, retries=0, token="third", worker="w", terms=TERMS))
     desk.backend.told.clear()
     desk.start("fourth")
     assert desk.run("second").state is RunState.RUNNING, "what is given back goes first"
